@@ -16,8 +16,6 @@ from tilewise.costmodel.features.scaling import Neighbours  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.torch import build_model  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
-from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
-from tilewise.costmodel.training.optimizer import FlatAdam  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 
@@ -142,33 +140,3 @@ def test_tables_that_do_not_fit_are_refused(damage):
         kernels = [np.ones((4, 4), np.float32)]
     with pytest.raises(ValueError, match=r"\w"):
         native.sage_forward(nodes, configs, bias, kernels, biases, first_node, first_edge, near, False)
-
-
-def test_learning_without_autograd_adds_the_same_gradients():
-    rng, loss = np.random.default_rng(5), parse_losses("ListMLELoss:1,MSE:0.02")
-    parts, targets = [graph(5, 4, rng), graph(9, 3, rng)], [rng.random(4) + 0.5, rng.random(3) + 0.5]
-    batch, model = collate(parts, targets), network(16, 3)
-    expected = loss(model(batch), batch.target, batch.mask)
-    expected.backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    for times in (1, 2):  # a gradient that is there already is added to
-        value, scores = model.learn(batch, loss)
-        assert value == pytest.approx(float(expected.detach()), rel=1e-5)
-        torch.testing.assert_close(scores, model(batch).detach())
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            torch.testing.assert_close(parameter.grad, times * gradient, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", ["MLP", "EarlyJoinSAGE", "LateJoinResGCN"])
-def test_the_penalty_added_to_flat_gradients_is_the_penalty(name):
-    rng = np.random.default_rng(4)
-    batch, model = collate([graph(5, 2, rng), graph(9, 2, rng)]), build_model(name, 9, 5)
-    expected = model.penalty(batch)
-    expected.backward()
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
-    optimizer = FlatAdam(model.parameters())
-    optimizer.zero_grad()
-    assert model.add_penalty_gradient(batch, optimizer) == pytest.approx(float(expected.detach()), rel=1e-5)
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-9)

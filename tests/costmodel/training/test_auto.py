@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -87,22 +86,24 @@ def test_kernels_too_small_to_lend_anything_are_one_sentence(tmp_path):
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_candidate_it_was_at(data, tmp_path, monkeypatch):
-    trained: list[str] = []
-    train = auto.train
+    train, calls = auto.train, []
 
-    def counted(dataset, name, **settings):
-        trained.append(name)
-        if len(trained) == 2:
+    def cut_off(dataset, name, **settings):
+        calls.append(name)
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return train(dataset, name, **settings)
 
-    monkeypatch.setattr(auto, "train", counted)
+    monkeypatch.setattr(auto, "train", cut_off)
     with pytest.raises(KeyboardInterrupt):
         auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    first = tmp_path / auto.CANDIDATES[0] / auto.MODEL_FILE
+    before = first.stat().st_mtime_ns
     auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert trained == [auto.CANDIDATES[0], auto.CANDIDATES[1], *auto.CANDIDATES[1:]]
+    assert first.stat().st_mtime_ns == before
+    assert all((tmp_path / name / auto.MODEL_FILE).is_file() for name in auto.CANDIDATES)
     auto.train_auto(data, out_dir=tmp_path, epochs=2)  # another run: nothing is taken over
-    assert trained[4:] == list(auto.CANDIDATES)
+    assert first.stat().st_mtime_ns > before
 
 
 def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypatch, capsys):
@@ -119,17 +120,18 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
     assert f"{auto.CANDIDATES[0]} is skipped: Training diverged." in capsys.readouterr().err
 
 
-def test_a_damaged_list_of_candidates_is_not_trusted(tmp_path):
-    (tmp_path / "GBDT").mkdir()
-    (tmp_path / "GBDT" / auto.MODEL_FILE).touch()
-    short = {"top1": 0.1, "top5": 0.1, "each": [0.1]}
-    (tmp_path / auto.DONE_FILE).write_text(json.dumps({"key": "k", "candidates": {"GBDT": short}}))
-    assert auto._finished_candidates(tmp_path, "k", 3) == {} and auto._finished_candidates(tmp_path, "k", 1) == {
-        "GBDT": short
-    }
-    for text in ("null", "[1]", '{"key": 1}', json.dumps({"key": "k", "candidates": {"GBDT": {"top1": "x"}}})):
-        (tmp_path / auto.DONE_FILE).write_text(text)
-        assert auto._finished_candidates(tmp_path, "k", 3) == {}
+def test_a_damaged_or_other_model_of_a_candidate_is_trained_again(data, tmp_path):
+    kept = auto.train(data, "MLP", out_dir=tmp_path, epochs=1, progress=False)
+    content = (tmp_path / auto.MODEL_FILE).read_bytes()
+    for damaged in (content[:-5], b""):
+        (tmp_path / auto.MODEL_FILE).write_bytes(damaged)
+        again = auto.train(data, "MLP", out_dir=tmp_path, epochs=1, progress=False)
+        assert again.score(data.test[0]) == pytest.approx(kept.score(data.test[0]), abs=1e-6)
+        assert (tmp_path / auto.MODEL_FILE).stat().st_size > len(damaged)
+    other = dataset_from_kernels(list(data.train)[::-1], list(data.valid), list(data.test))
+    for dataset, settings in ((other, {}), (data, {"seed": 1})):
+        again = auto.train(dataset, "MLP", out_dir=tmp_path, epochs=1, progress=False, **settings)
+        assert again.record["fingerprint"] != kept.record["fingerprint"]
 
 
 @pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])

@@ -24,8 +24,6 @@ selected trees are finally trained on those too.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -34,8 +32,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._atomic import write_atomic
-from tilewise._files import read_json_input
 from tilewise.costmodel.confidence_fit import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
@@ -44,7 +40,7 @@ from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
 from tilewise.costmodel.metrics import over_seeds, top_k_error
 from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, Familiarity, blend, rank_scores
 from tilewise.costmodel.models.files import BLEND, MODEL_FILE
-from tilewise.costmodel.models.trained import TrainedModel, load_model
+from tilewise.costmodel.models.trained import TrainedModel
 from tilewise.costmodel.training.config import WINNERS
 from tilewise.costmodel.training.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
 _BLEND_CANDIDATES = CANDIDATES[:2]
-DONE_FILE = "candidates.json"
 _MIN_KERNELS = 5  # fewer kernels are too few to compare models on
 _WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5 error, as in TileRanker's own selection
 _LEFT_OUT_SHARE = 0.4  # of the train kernels, at most, that the families left out for the fallback have
@@ -73,29 +68,24 @@ def train_auto(
     """
     folder = Path(out_dir).expanduser()
     complete, dataset = dataset, _with_valid(dataset)
-    key = _key(dataset, seed, settings)
-    # Candidates of an interrupted run are reused if data and settings are the same.
-    errors = _finished_candidates(folder, key, len(dataset.valid)) if resume else {}
+    errors: dict[str, dict[str, Any]] = {}
     models: dict[str, TrainedModel | GBDT] = {}
     problem: TilewiseError | None = None
     for name in CANDIDATES:
         started = time.perf_counter()
+        print(f"training {name}", file=sys.stderr)
         try:
-            options: dict[str, Any] = {"seed": seed, "resume": resume, "device": device, "settings": settings}
-            models[name] = _train_candidate(dataset, name, folder / name, finished=name in errors, **options)
+            options: dict[str, Any] = {"seed": seed, "resume": resume, "device": device}
+            models[name] = train(dataset, name, out_dir=folder / name, **options, **settings)
         except TilewiseError as error:
             # The first error is reported if no candidate can be trained.
             problem = problem or error
             print(f"{name} is skipped: {error}", file=sys.stderr)
             continue
-        errors[name] = errors.get(name) or valid_errors(models[name], dataset)
+        errors[name] = valid_errors(models[name], dataset)
         print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": errors}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    # Forget finished candidates whose file could not be loaded.
-    errors = {name: errors[name] for name in models}
     max_seconds = float(settings.get("max_seconds") or 0)
     best = _select(models, errors, dataset, complete, seed, max_seconds=max_seconds)
     selected = _guarded(best, models, dataset, seed=seed, max_seconds=max_seconds)
@@ -284,46 +274,6 @@ def _weighted_error(errors: dict[str, float]) -> float:
     return float(np.log1p([errors["top1"], errors["top5"]]) @ _WEIGHTS)
 
 
-def _train_candidate(
-    dataset: Dataset,
-    name: str,
-    folder: Path,
-    *,
-    finished: bool,
-    seed: int,
-    resume: bool,
-    device: str,
-    settings: dict[str, Any],
-) -> TrainedModel | GBDT:
-    """Train one candidate, or load it if an earlier run has finished it."""
-    if finished:
-        loaded: Any = load_model(folder)
-        return loaded  # type: ignore[no-any-return]
-    print(f"training {name}", file=sys.stderr)
-    return train(dataset, name, out_dir=folder, seed=seed, resume=resume, device=device, **settings)
-
-
-def _key(dataset: Dataset, seed: int, settings: dict[str, Any]) -> str:
-    """Return a digest that a finished candidate must share with this run to be reused."""
-    splits = [[split.names, split.offsets("configs").tolist()] for split in (dataset.train, dataset.valid)]
-    text = json.dumps([seed, settings, dataset.schema.config_features, splits], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _finished_candidates(folder: Path, key: str, kernels: int) -> dict[str, dict[str, Any]]:
-    """Return the errors of the candidates that an earlier run with the same key has trained."""
-    try:
-        record = read_json_input(folder / DONE_FILE, 1 << 20)
-        candidates = record["candidates"] if record["key"] == key else {}
-        return {
-            name: {at: float(errors[at]) for at in ("top1", "top5")} | {"each": [float(e) for e in errors["each"]]}
-            for name, errors in candidates.items()
-            if name in CANDIDATES and (folder / name / MODEL_FILE).is_file() and len(errors["each"]) == kernels
-        }
-    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
-
-
 def train_winners(
     dataset: Dataset,
     *,
@@ -349,10 +299,8 @@ def train_winners(
     for number in range(members):
         held_out = set(programs[number::members])
         part = _without(dataset, held_out)
-        target = folder / f"member_{number}"
-        finished = resume and (target / MODEL_FILE).is_file() and not (target / "checkpoint.safetensors").is_file()
-        options: dict[str, Any] = {"out_dir": target, "seed": seed + number, "resume": resume, "device": device}
-        models.append(load_model(target) if finished else train(part, "TileRanker", **options, **member_settings))
+        options: dict[str, Any] = {"seed": seed + number, "resume": resume, "device": device}
+        models.append(train(part, "TileRanker", out_dir=folder / f"member_{number}", **options, **member_settings))
         seconds_left = (time.perf_counter() - started) / (number + 1) * (members - number - 1)
         print(f"member {number + 1} of {members} is finished, about {seconds_left:.0f} s left", file=sys.stderr)
     weights = [1.0 / members] * members

@@ -24,12 +24,12 @@ from tilewise.costmodel.features.inputs import Preparation, check_configs_differ
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.files import MODEL_FILE
-from tilewise.costmodel.models.trained import TrainedModel
+from tilewise.costmodel.models.trained import TrainedModel, load_model
 from tilewise.costmodel.training.config import TrainSettings, budget, default_settings
 from tilewise.costmodel.training.parallel import torchrun_group
 from tilewise.costmodel.training.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.costmodel.training.sampling import InputCache, epoch_batches
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,8 @@ def train(
 ) -> TrainedModel | GBDT:
     """Train a model by name on the train split, choosing the checkpoint on the valid split.
 
-    With `out_dir`, the model, its learning curve and a checkpoint to resume from are written there. Under torchrun the
+    With `out_dir`, the model, its learning curve and a checkpoint to resume from are written there; a run with the same
+    settings and data that is interrupted is continued, and one that is finished is not repeated. Under torchrun the
     processes share the kernels of every step and take the same steps as a single process (`parallel.py`).
 
     >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
@@ -70,11 +71,13 @@ def train(
         explicit = {name: value for name, value in settings.items() if value not in (None, {})}
         has_estimate = dataset.schema.config_features == TILE_FEATURES
         chosen_settings = default_settings(model, **(budget(model, len(dataset.train), has_estimate) | explicit))
+    folder = Path(out_dir).expanduser() if out_dir else None
+    if resume and folder and (finished := _finished_model(folder, run_fingerprint(dataset, chosen_settings))):
+        return finished
     if chosen_settings.model == "GBDT":
-        return _train_trees(dataset, chosen_settings, Path(out_dir).expanduser() if out_dir else None)
+        return _train_trees(dataset, chosen_settings, folder)
     if not dataset.train.labelled or not dataset.valid.labelled:
         raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
-    folder = Path(out_dir).expanduser() if out_dir else None
     run = TrainingRun(dataset, chosen_settings, resolve_device(device), folder)
     if device == "auto" and run.device_epochs is not None:
         run = _faster_run(run, progress)
@@ -82,6 +85,26 @@ def train(
         run.resume(progress)
     run.learn(report or (print_epoch if progress and run.writes else silent))
     return run.finish()
+
+
+def run_fingerprint(dataset: Dataset, settings: TrainSettings) -> str:
+    """Return a digest of the settings, the columns, and the kernels of the collection with their runtimes."""
+    splits = [[split.names, split.offsets("configs").tolist()] for split in (dataset.train, dataset.valid)]
+    text = json.dumps([settings.as_dict(), dataset.schema.config_features, splits], sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    for split in (dataset.train, dataset.valid):
+        digest.update(np.ascontiguousarray(split.column("runtime")).data)
+    return digest.hexdigest()
+
+
+def _finished_model(folder: Path, fingerprint: str) -> TrainedModel | GBDT | None:
+    """Return the model in a folder if a run with this fingerprint has finished it; else None."""
+    try:
+        model: Any = load_model(folder)
+    except TilewiseError:
+        return None
+    trained: TrainedModel | GBDT | None = model if model.record.get("fingerprint") == fingerprint else None
+    return trained
 
 
 def _faster_run(run: TrainingRun, progress: bool) -> TrainingRun:
@@ -102,6 +125,7 @@ def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None)
     started = time.perf_counter()
     trees = train_gbdt(dataset, settings.seed, max_seconds=settings.max_seconds, **settings.model_kwargs)
     trees.record["seconds"] = time.perf_counter() - started
+    trees.record["fingerprint"] = run_fingerprint(dataset, settings)
     if folder:
         trees.save(folder / MODEL_FILE)
     return trees
@@ -149,7 +173,6 @@ class TrainingRun(ResumableRun):
             )
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
-        self.penalty_gradient: Any = getattr(module, "add_penalty_gradient", None)
         self._create_optimizer()
         self.inputs = InputCache(dataset.train, self.preparation)
         selection, self.calibration_kernels = _nested_kernels(dataset.valid, settings)
@@ -255,20 +278,17 @@ class TrainingRun(ResumableRun):
         """Add a batch's gradients, including the penalty's, to the optimizer's; returns loss and scores."""
         import torch
 
-        # Models with compiled kernels compute loss and gradients without autograd.
+        # A model with compiled kernels may compute loss and gradients without autograd.
         learn: Any = getattr(self.module, "learn", None)
         if learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False):
             total, scores = learn(batch, self.loss)
-        else:
-            scores = self._scores(batch)
-            loss = self._loss(scores, batch.target, batch.mask)
-            if self.penalty is not None and self.penalty_gradient is None:
-                loss = loss + self.penalty(batch)
-            torch.autograd.backward(loss)
-            total, scores = float(loss.detach()), scores.detach()
-        if self.penalty_gradient is not None:
-            total += self.penalty_gradient(batch, self.optimizer)
-        return total, scores
+            return total, scores
+        scores = self._scores(batch)
+        loss = self._loss(scores, batch.target, batch.mask)
+        if self.penalty is not None:
+            loss = loss + self.penalty(batch)
+        torch.autograd.backward(loss)
+        return float(loss.detach()), scores.detach()
 
     def _learn_in_parallel(
         self, processes: ProcessGroup, inputs: Any, targets: Any, batch: KernelBatch
@@ -277,9 +297,7 @@ class TrainingRun(ResumableRun):
         total, scores = processes.backward(
             forward=self._scores, loss_of=self._loss, inputs=inputs, targets=targets, batch=batch, device=self.device
         )
-        if self.penalty_gradient is not None and processes.first:
-            total += self.penalty_gradient(batch, self.optimizer)
-        elif self.penalty is not None and self.penalty_gradient is None and processes.first:
+        if self.penalty is not None and processes.first:
             penalty = self.penalty(batch)
             penalty.backward()
             total += float(penalty.detach())
@@ -335,6 +353,7 @@ class TrainingRun(ResumableRun):
         # The record holds everything needed to rebuild and to judge the model.
         record = self._record(self.kwargs)
         record["settings"] |= {"model_kwargs": self.kwargs}
+        record["fingerprint"] = self._fingerprint()
         record["trained_on"] = {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs}
         trained = TrainedModel(self.module.eval(), self.preparation, self.dataset.schema, record, self.device)
         record["calibration"] = calibrate(trained, self.calibration_kernels)
@@ -344,12 +363,7 @@ class TrainingRun(ResumableRun):
         return trained
 
     def _fingerprint(self) -> str:
-        """Return a digest of the settings, the columns and the kernels of the collection."""
-        splits = [
-            [split.names, split.offsets("configs").tolist()] for split in (self.dataset.train, self.dataset.valid)
-        ]
-        text = json.dumps([self.settings.as_dict(), self.dataset.schema.config_features, splits], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return run_fingerprint(self.dataset, self.settings)
 
 
 def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:

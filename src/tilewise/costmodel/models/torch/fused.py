@@ -1,7 +1,7 @@
 """EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.models.numpy.baselines`.
 
 Forward and backward pass are written on arrays: on small batches autograd's bookkeeping would take as long as the
-arithmetic. Training uses the same passes without autograd. `kernel_threads` gives all cores to these kernels: idle
+arithmetic. `kernel_threads` gives all cores to these kernels: idle
 threads of torch's pool keep spinning and would compete with them.
 """
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from tilewise._extension import native
 from tilewise.costmodel.models.numpy.baselines import LEAKY_SLOPE, Floats, SageWeights, first_products, head_values
 from tilewise.costmodel.models.torch.ragged import KernelBatch
-from tilewise.costmodel.training.losses import CombinedLoss
 
 _kernels: Any = native  # callers ask `available` first
 
@@ -98,24 +97,6 @@ def early_join_sage(batch: KernelBatch, tensors: Sequence[Tensor], depth: int) -
     """Return scores (K, C) that autograd can differentiate."""
     result: Tensor = _EarlyJoinSage.apply(batch, depth, *tensors)  # type: ignore[no-untyped-call]
     return result
-
-
-def learn_early_join_sage(
-    batch: KernelBatch, tensors: Sequence[Tensor], depth: int, loss: CombinedLoss
-) -> tuple[float, Tensor]:
-    """Add the loss's gradient to the tensors' without autograd; return loss and scores."""
-    forward = SagePass.forward(batch, tensors, depth, True)
-    # The loss is computed in float64, where long sums of exponentials are safe.
-    value, slope = loss.with_gradient(
-        forward.scores.astype(np.float64), batch.target.numpy().astype(np.float64), batch.mask.numpy()
-    )
-    for tensor, grad in zip(tensors, forward.backward(slope.astype(np.float32)), strict=True):
-        if tensor.grad is None:
-            tensor.grad = torch.from_numpy(grad)
-        else:
-            total = tensor.grad.numpy()
-            np.add(total, grad, out=total)
-    return value, torch.from_numpy(forward.scores)
 
 
 class _EarlyJoinSage(torch.autograd.Function):

@@ -2,9 +2,9 @@
 
 The nodes of all kernels are concatenated; configurations are a (kernels, slots) grid with a mask, because training can
 draw equally many for each kernel. Values of (node, configuration) pairs are (nodes, slots, width), and one product
-aggregates neighbours for all configurations at once. Its matrix has a block per kernel: small dense blocks on a CPU,
-compressed rows (CSR) for large graphs and on a GPU, one dense matrix for a few small kernels. It is symmetric or is
-stored with its transpose, so the backward pass is another such product.
+aggregates neighbours for all configurations at once. Its matrix has a block per kernel and is stored in compressed rows
+(CSR), or densely on a CPU if it is small. It is symmetric or is stored with its transpose, so the backward pass is
+another such product.
 """
 
 from __future__ import annotations
@@ -23,42 +23,20 @@ from torch import Tensor
 from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.costmodel.features.scaling import Neighbours
 
-# Measured on CPUs: up to this many columns per block on average, dense blocks are faster than CSR;
-# up to this many entries (zeros between the blocks included), one dense matrix is faster than blocks.
-_MAX_BLOCK_COLUMNS = 96
-_MAX_DENSE_ENTRIES = 1 << 14
+# Entries, zeros between the blocks included, up to which one dense matrix is faster on a CPU: measured; insensitive
+# between 1 << 15 and 1 << 18 (six baselines on batches of ten graphs of 20 to 80 nodes).
+_MAX_DENSE_ENTRIES = 1 << 16
 
 # Compressed rows have been "beta" in PyTorch for years; the products used here are covered by the tests.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-
-
-@dataclass(frozen=True, eq=False)
-class DenseBlocks:
-    """A block-diagonal matrix of small dense blocks, one per kernel; on a CPU much faster than CSR."""
-
-    blocks: list[Tensor]
-    n_rows: int
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """Multiply with (columns, width)."""
-        result = x.new_empty((self.n_rows, x.shape[1]))
-        row = column = 0
-        for block in self.blocks:
-            rows, columns = block.shape
-            torch.mm(block, x[column : column + columns], out=result[row : row + rows])
-            row, column = row + rows, column + columns
-        return result
-
-
-Matrix = Tensor | DenseBlocks
 
 
 @dataclass(eq=False)
 class SparseMatrix:
     """A matrix with its transpose, for autograd."""
 
-    forward: Matrix
-    transposed: Matrix
+    forward: Tensor
+    transposed: Tensor
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """Multiply (rows, nodes) with (nodes, ...) along the first axis."""
@@ -68,7 +46,7 @@ class SparseMatrix:
 
 class _SparseProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Matrix, transposed: Matrix, x: Tensor) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
         ctx.transposed = transposed
         return product(matrix, x)
 
@@ -77,12 +55,9 @@ class _SparseProduct(torch.autograd.Function):
         return None, None, product(ctx.transposed, grads[0])
 
 
-def product(matrix: Matrix, x: Tensor) -> Tensor:
+def product(matrix: Tensor, x: Tensor) -> Tensor:
     """Multiply a matrix with x, whose axes after the first are flattened."""
     flat = x.reshape(len(x), -1)
-    # Dispatch on the storage format.
-    if isinstance(matrix, DenseBlocks):
-        return matrix.multiply(flat).view(matrix.n_rows, *x.shape[1:])
     if matrix.layout == torch.strided:
         return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
     # An empty matrix needs no product.
@@ -109,32 +84,13 @@ class BlockDiagonalEntries:
         """The entries of the transposed matrix."""
         return BlockDiagonalEntries(self.columns, self.rows, self.values, self.widths, self.heights)
 
-    def matrix(self, device: str) -> Matrix:
+    def matrix(self, device: str) -> Tensor:
         """Build the matrix in the format that is fastest for its size and device."""
         shape = int(self.heights.sum()), int(self.widths.sum())
-        # Few small kernels: one dense matrix.
         if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
             dense = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
             return torch.from_numpy(dense.astype(np.float32)).view(shape)
-        # Many small kernels: dense blocks.
-        if device == "cpu" and int(self.heights @ self.widths) <= _MAX_BLOCK_COLUMNS * shape[0]:
-            return self._to_dense_blocks()
         return csr_tensor(self.rows, self.columns, self.values, shape, device)
-
-    def _to_dense_blocks(self) -> DenseBlocks:
-        """Scatter the entries into one dense matrix per diagonal block; all are views of one vector."""
-        # Position of every entry in the vector of all blocks.
-        kernel = np.repeat(np.arange(len(self.heights)), self.heights)[self.rows]
-        first_row, first_column = _starts(self.heights)[kernel], _starts(self.widths)[kernel]
-        areas = self.heights * self.widths
-        row, column = self.rows - first_row, self.columns - first_column
-        index = _starts(areas)[kernel] + row * self.widths[kernel] + column
-        vector = torch.from_numpy(np.bincount(index, self.values, minlength=int(areas.sum())).astype(np.float32))
-        shapes = zip(self.heights.tolist(), self.widths.tolist(), strict=True)
-        blocks = torch.split(vector, areas.tolist())
-        return DenseBlocks(
-            [block.view(shape) for block, shape in zip(blocks, shapes, strict=True)], int(self.heights.sum())
-        )
 
     def with_transpose(self, device: str) -> SparseMatrix:
         """Build the matrix and its transpose, which the backward pass multiplies with."""

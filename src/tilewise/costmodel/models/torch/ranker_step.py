@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tilewise._extension import native
 from tilewise.costmodel.models.numpy.ranker import first_layers
-from tilewise.costmodel.models.torch.ragged import KernelBatch, Matrix, product
+from tilewise.costmodel.models.torch.ragged import KernelBatch, product
 from tilewise.costmodel.training.losses import CombinedLoss
 
 Floats = npt.NDArray[np.float32]
@@ -210,7 +210,7 @@ def _dense_grad(w: Arrays, name: str, x: Floats, grad: Floats) -> tuple[Floats, 
     return _kernels.matmul(grad, w[f"{name}.kernel"].T), weight_grads
 
 
-def _multiply(matrix: Matrix, x: Floats) -> Floats:
+def _multiply(matrix: Tensor, x: Floats) -> Floats:
     result: Floats = product(matrix, torch.from_numpy(np.ascontiguousarray(x))).numpy()
     return result
 
