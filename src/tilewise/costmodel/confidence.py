@@ -31,24 +31,18 @@ def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
     return float(np.clip(outside - inside, -_MAX_LOGIT, _MAX_LOGIT))
 
 
-def confidence(scores: npt.NDArray[Any], calibration: dict[str, Any] | None, k: int = 5) -> float | None:
+def confidence(scores: npt.NDArray[Any], calibration: Any, k: int = 5) -> float | None:
     """Return the probability that the first k contain one within 1 % of the best; None without a calibration."""
-    curve = _logistic_curve(calibration, k)
-    if curve is None:
+    # A calibration comes from a model file: an invalid one counts as none.
+    try:
+        level, slope = calibration[f"top{k}"]
+        scale, level, slope = curve = float(calibration["scale"]), float(level), float(slope)
+    except (TypeError, ValueError, LookupError, OverflowError):
         return None
-    scale, level, slope = curve
+    if not np.isfinite(curve).all():
+        return None
     if len(scores) <= k:
         return 1.0
     return float(
         1 / (1 + np.exp(-np.clip(level + slope * outside_log_odds(scores, k, scale), -_MAX_LOGIT, _MAX_LOGIT)))
     )
-
-
-def _logistic_curve(calibration: Any, k: int) -> tuple[float, float, float] | None:
-    """Read scale, level and slope from a model's record; None if it has no valid ones."""
-    try:
-        level, slope = calibration[f"top{k}"]
-        curve = float(calibration["scale"]), float(level), float(slope)
-    except (TypeError, ValueError, LookupError, OverflowError):
-        return None
-    return curve if np.isfinite(curve).all() else None

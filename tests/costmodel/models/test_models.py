@@ -129,8 +129,12 @@ def test_numpy_scores_equal_torch(name, data):
     for kernel in data.valid:
         part = preparation.apply(kernel)
         expected = score_inputs(model, part)
-        forward = numpy_ranker.forward if name == "TileRanker" else lambda *a: numpy_baselines.forward(name, *a)
-        np.testing.assert_allclose(forward(weights, kwargs, part), expected, rtol=1e-5, atol=1e-5)
+        if name == "TileRanker":
+            folded = numpy_ranker.fold(weights, kwargs)
+            scores = numpy_ranker.score_rows(folded, numpy_ranker.encode(folded, part), part.config)
+        else:
+            scores = numpy_baselines.forward(name, weights, kwargs, part)
+        np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_not_used(data, tmp_path
         train(data, "MLP", epochs=3, seed=1, out_dir=tmp_path, report=stop)
     train(data, "MLP", epochs=3, seed=2, out_dir=tmp_path, progress=False)
     assert "another run" in capsys.readouterr().err
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "checkpoint.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0garbage")
     train(data, "MLP", epochs=3, seed=2, out_dir=tmp_path, progress=False)
     assert "starts again" in capsys.readouterr().err

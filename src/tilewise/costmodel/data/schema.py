@@ -20,15 +20,10 @@ from tilewise.errors import FileFormatError
 DIMENSIONS = 6  # columns per list of dimensions in TpuGraphs' files
 
 
-def _six_dimensions(stem: str, *suffixes: str) -> Iterator[str]:
-    """Yield the names of a list with six entries, followed by its summary columns."""
-    yield from (f"{stem}_{i}" for i in range(DIMENSIONS))
+def _numbered(stem: str, *suffixes: str, count: int = DIMENSIONS) -> Iterator[str]:
+    """Yield the names of a list with `count` entries, followed by its summary columns."""
+    yield from (f"{stem}_{i}" for i in range(count))
     yield from (f"{stem}_{suffix}" for suffix in suffixes)
-
-
-def _two_dimensions(stem: str) -> Iterator[str]:
-    """Yield the names of a list with two entries, followed by their sum and product."""
-    yield from (f"{stem}_{suffix}" for suffix in ("0", "1", "sum", "product"))
 
 
 # XLA's primitive types in the order of the one-hot columns.
@@ -43,36 +38,34 @@ def _node_features() -> Iterator[str]:
     """Yield the 140 node feature names in the order of the columns."""
     yield from ("is_root", "element_size_in_bits")
     yield from (f"shape_element_type_is_{name}" for name in ELEMENT_TYPES)
-    yield from _six_dimensions("shape_dimensions", "sum", "product")
+    yield from _numbered("shape_dimensions", "sum", "product")
     yield from ("shape_tuple_shapes_size", "parameter_number")
-    yield from _six_dimensions("dimensions")
+    yield from _numbered("dimensions")
     for window_field in WINDOW_FIELDS:
         # Every list is followed by its sum and product, as in TpuGraphs.
-        yield from _six_dimensions(f"window_{window_field}", "sum", "product")
-    yield from _six_dimensions("window_window_reversal", "true_count", "false_count")
+        yield from _numbered(f"window_{window_field}", "sum", "product")
+    yield from _numbered("window_window_reversal", "true_count", "false_count")
     convolution = "convolution_dim_numbers"
     yield from (f"{convolution}_input_batch_dim", f"{convolution}_input_feature_dim")
-    yield from (f"{convolution}_input_spatial_dims_{i}" for i in range(4))
+    yield from _numbered(f"{convolution}_input_spatial_dims", count=4)
     yield from (f"{convolution}_kernel_input_feature_dim", f"{convolution}_kernel_output_feature_dim")
-    yield from (f"{convolution}_kernel_spatial_dims_{i}" for i in range(4))
+    yield from _numbered(f"{convolution}_kernel_spatial_dims", count=4)
     yield from (f"{convolution}_output_batch_dim", f"{convolution}_output_feature_dim")
     yield from ("feature_group_count", "batch_group_count")
     for stem in ("slice_dims_start", "slice_dims_stride", "slice_dims_limit", "dynamic_slice_sizes"):
-        yield from _two_dimensions(stem)
-    yield from _two_dimensions("padding_config_edge_padding_low")
-    yield from _two_dimensions("padding_config_edge_padding_high")
+        yield from _numbered(stem, "sum", "product", count=2)
+    yield from _numbered("padding_config_edge_padding_low", "sum", "product", count=2)
+    yield from _numbered("padding_config_edge_padding_high", "sum", "product", count=2)
     yield "is_stable"
-    yield from _six_dimensions("layout_minor_to_major")
+    yield from _numbered("layout_minor_to_major")
 
 
 NODE_FEATURES: tuple[str, ...] = tuple(_node_features())
 TILE_FEATURES: tuple[str, ...] = tuple(
-    name
-    for stem in ("kernel_bounds", "output_bounds", "input_bounds")
-    for name in _six_dimensions(stem, "sum", "product")
+    name for stem in ("kernel_bounds", "output_bounds", "input_bounds") for name in _numbered(stem, "sum", "product")
 )
 LAYOUT_FEATURES: tuple[str, ...] = tuple(
-    name for stem in ("output_layout", "input_layout", "kernel_layout") for name in _six_dimensions(stem)
+    name for stem in ("output_layout", "input_layout", "kernel_layout") for name in _numbered(stem)
 )
 NODE_COLUMN: dict[str, int] = {name: column for column, name in enumerate(NODE_FEATURES)}
 

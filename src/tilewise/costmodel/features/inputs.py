@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tilewise.costmodel.features.scaling import Neighbours
@@ -59,15 +58,6 @@ class Preparation(Protocol):
     def config_width(self) -> int: ...
     def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs: ...
     def tensors(self) -> dict[str, npt.NDArray[Any]]: ...
-
-
-def check_configs_differ(preparation: Preparation) -> None:
-    """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
-    # Kernel-wide columns are equal in all configurations of a kernel.
-    if preparation.config_width <= getattr(preparation, "global_width", 0):
-        raise ConfigurationError(
-            "All configurations of the train split are equal, so there is nothing to rank; measure different ones."
-        )
 
 
 def preparation_class(kind: Any) -> Any:

@@ -76,7 +76,7 @@ def element_bytes(kernel: Kernel) -> float:
 def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
     """Compute (FEATURE_COUNT, C) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
     config = config.astype(np.float64)
-    root, heavy, first, second = _slots(sizes)
+    root, heavy, first, second = sizes[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
     tensors = root, first, second
     product, element = is_product(kernel), element_bytes(kernel)
     # A product reads both operands, a reduction only the larger one.
@@ -145,11 +145,6 @@ def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numb
     by_registers = np.floor(SM_90.registers_per_multiprocessor / block_registers)
     resident: Numbers = np.clip(np.minimum(np.minimum(by_memory, by_warps), by_registers), 1, SM_90.max_blocks)
     return resident
-
-
-def _slots(sizes: Numbers) -> list[Numbers]:
-    """Split sizes into those of the root, of the heaviest operation and of its two operands."""
-    return [sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4)]
 
 
 def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: list[float], element: float) -> Numbers:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -32,7 +31,7 @@ from tilewise.costmodel.data.schema import (
     OPCODE_NUMBER,
 )
 from tilewise.costmodel.features.inputs import ModelInputs
-from tilewise.costmodel.features.occupancy import FEATURE_COUNT, Gpu, occupancy_features
+from tilewise.costmodel.features.occupancy import Gpu, occupancy_features
 from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     # A graph without a marked root ends with its root.
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
     root = int(roots[-1]) if len(roots) else len(feat) - 1
-    heavy = _heaviest(kernel, root)
+    heavy = heaviest_node(kernel, root)
     operands = kernel.edge_index[kernel.edge_index[:, 0] == heavy, 1].tolist()[:2]
     # Slots of tensors that do not exist stay 0.
     sizes = np.zeros(_N_SIZES)
@@ -73,15 +72,12 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     return sizes
 
 
-def heaviest_node(kernel: Kernel) -> int:
-    """Return the node with the most work, or the last one."""
-    return _heaviest(kernel, len(kernel.node_opcode) - 1)
-
-
-def _heaviest(kernel: Kernel, root: int) -> int:
-    """Return the node of the operation with the most work among contractions and reductions; else the root."""
+def heaviest_node(kernel: Kernel, root: int = -1) -> int:
+    """Return the contraction or reduction with the most work; without one, the root (by default the last node)."""
     candidates = _IS_HEAVY[kernel.node_opcode].nonzero()[0].tolist()
-    return max(candidates, key=lambda node: _work(kernel, node)) if len(candidates) > 1 else (*candidates, root)[0]
+    if len(candidates) > 1:
+        return max(candidates, key=lambda node: _work(kernel, node))
+    return (*candidates, root % len(kernel.node_opcode))[0]
 
 
 def _work(kernel: Kernel, node: int) -> tuple[float, float, int]:
@@ -143,8 +139,7 @@ class RankerFeatures:
 
     @classmethod
     def fit(cls, split: Split) -> RankerFeatures:
-        """Select configuration columns, thresholds and (column, size) pairs on a sample of the split, then fit means
-        and scales."""
+        """Select columns, thresholds and (column, size) pairs on a sample of the split, then fit means and scales."""
         from tilewise.costmodel.features.ranker_fit import fit_ranker
 
         return fit_ranker(split)
@@ -177,56 +172,25 @@ class RankerFeatures:
         # The model reads columns by position.
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        # Tile quantities follow from definitions, so that they read columns that were constant in training too.
-        familiar = config if len(self.tile_columns) else self.with_train_constants(config)
+        # Tiles are read from the graph as it is, and their quantities follow from definitions, so that they may read
+        # columns that were constant in training. The network sees columns that varied in training only.
         reading = self.reading(kernel)
-        sizes, kernel_wide, node = self.graph_inputs(kernel, reading)
+        if reading is None:
+            config = _with_constants(config, self.config_low, self.config_high)
+        node_feat = _with_constants(kernel.node_feat, self.node_low, self.node_high)
+        familiar = kernel if node_feat is kernel.node_feat else dataclasses.replace(kernel, node_feat=node_feat)
+        sizes = kernel_sizes(familiar)
+        kernel_wide = _scaled(self.raw_global(familiar, sizes, reading), self.global_centre, self.global_scale)
+        raw_config = self.raw_config(kernel, sizes, config, reading)
+        own = _scaled(raw_config, self.config_centre[:, None], self.config_scale[:, None])
         # The table is (features, C), so that one feature is contiguous in memory.
-        table = np.empty((self.config_width, len(config)), np.float32)
-        table[: self.global_width] = kernel_wide[:, None]
-        own = table[self.global_width :]
-        self.raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=reading)
-        _scale_rows(own, self.config_centre, self.config_scale)
+        table = np.concatenate([np.broadcast_to(kernel_wide[:, None], (self.global_width, len(config))), own])
+        node = _scaled(signed_log(node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
-
-    def with_train_constants(self, config: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Reset the configuration columns that were constant in the train split to that constant."""
-        return _with_constants(config, self._constant_config, self.config_low)
-
-    def graph_inputs(
-        self, kernel: Kernel, reading: TileReading | None
-    ) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
-        """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
-        # Tiles are read from the graph as it is; the network sees columns that varied in training only.
-        node_feat = _with_constants(kernel.node_feat, self._constant_node, self.node_low)
-        kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
-        sizes = kernel_sizes(kernel)
-        kernel_wide = _scaled(self.raw_global(kernel, sizes, reading), self.global_centre, self.global_scale)
-        node = _scaled(signed_log(kernel.node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
-        return sizes, kernel_wide, node
-
-    @cached_property
-    def _constant_config(self) -> npt.NDArray[np.int64]:
-        return np.flatnonzero(self.config_high == self.config_low)
-
-    @cached_property
-    def _constant_node(self) -> npt.NDArray[np.int64]:
-        return np.flatnonzero(self.node_high == self.node_low)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         names = [name for name in _table_names() if name != "tile_columns" or len(self.tile_columns)]
         return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in names}
-
-    @property
-    def prior(self) -> tuple[int, float]:
-        """Return the own column of the estimated runtime, and the factor that makes it a natural logarithm."""
-        from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT
-
-        if TILE_FEATURE_COUNT - 1 not in self.tile_columns:
-            return -1, 0.0
-        # The estimate is the last of all tile features.
-        column = int(np.searchsorted(self.tile_columns, TILE_FEATURE_COUNT - 1))
-        return column, float(np.log(2) / self.config_scale[column])
 
     def reading(self, kernel: Kernel) -> TileReading | None:
         """Return the tensors that the kernel's tile bounds refer to; None if the collection is not a TPU's."""
@@ -249,45 +213,20 @@ class RankerFeatures:
         return np.concatenate([tiles, _summary(kernel), kernel.node_feat[heavy, _TYPES]])
 
     def raw_config(
-        self,
-        kernel: Kernel,
-        sizes: npt.NDArray[np.float64],
-        config: Floats,
-        out: Floats,
-        *,
-        reading: TileReading | None,
-    ) -> None:
-        """Compute the unscaled inputs of configurations (columns, C) into `out` (features, C), block by block."""
+        self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: npt.NDArray[Any], reading: TileReading | None
+    ) -> Floats:
+        """Compute the unscaled inputs (features, C) of configurations (C, columns)."""
         if reading is not None:
             from tilewise.costmodel.data.tpu_tiles import tile_features
 
-            out[:] = tile_features(reading, config.T)[self.tile_columns]
-            return
-        # The blocks are views of `out`, so that every feature is written where it is needed.
-        gpu = Gpu.from_array(self.gpu)
-        lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)
-        logs, steps, counts, padding, occupancy = np.split(out, np.cumsum(lengths))
-        logs[:] = signed_log(config[self.columns])
-        np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
-        _tile_features(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
+            return tile_features(reading, config)[self.tile_columns].astype(np.float32)
+        gpu, columns = Gpu.from_array(self.gpu), np.ascontiguousarray(config.T, np.float32)
+        step_columns, thresholds = self.steps[:, 0].astype(np.int64), self.steps[:, 1:].astype(np.float32)
+        blocks = [signed_log(columns[self.columns]), columns[step_columns] >= thresholds]
+        blocks += _tile_features(columns[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None])
         if gpu is not None:
-            occupancy[:] = occupancy_features(gpu, kernel, sizes, config.T)
-
-    @cached_property
-    def _step_columns(self) -> npt.NDArray[np.int64]:
-        return self.steps[:, 0].astype(np.int64)
-
-    @cached_property
-    def _thresholds(self) -> Floats:
-        return self.steps[:, 1:].astype(np.float32)
-
-    @property
-    def raw_width(self) -> int:
-        if len(self.tile_columns):
-            return len(self.tile_columns)
-        gpu = Gpu.from_array(self.gpu)
-        width = len(self.columns) + len(self.steps) + 2 * len(self.pairs)
-        return width + (0 if gpu is None else FEATURE_COUNT)
+            blocks.append(occupancy_features(gpu, kernel, sizes, config))
+        return np.concatenate(blocks).astype(np.float32)
 
 
 def _table_names() -> list[str]:
@@ -295,19 +234,16 @@ def _table_names() -> list[str]:
     return [field.name for field in dataclasses.fields(RankerFeatures)]
 
 
-def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
-    """Write log2 of the number of tiles that cover a size, and log2 of padded over real size."""
+def _tile_features(tile: Floats, size: npt.NDArray[np.float64]) -> list[Floats]:
+    """Return log2 of the number of tiles that cover a size, and log2 of padded over real size."""
     tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
-    # Padding is computed in place: padded size over real size.
-    tiles = np.ceil(size / tile)
-    np.log2(tiles, out=counts)
-    tile *= tiles
-    tile /= size
-    np.log2(np.minimum(tile, np.float32(MAX_PADDING), out=tile), out=padding)
+    count = np.ceil(size / tile)
+    return [np.log2(count), np.log2(np.minimum(tile * count / size, np.float32(MAX_PADDING)))]
 
 
-def _with_constants(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
-    """Reset the columns in `constant` to their value in the train split: the model learned nothing about others."""
+def _with_constants(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.NDArray[Any]:
+    """Reset columns that were constant in the train split to that constant: the model learned nothing about others."""
+    constant = np.flatnonzero(low == high)
     if (values[:, constant] == low[constant]).all():
         return values
     values = values.copy()
@@ -315,22 +251,7 @@ def _with_constants(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], l
     return values
 
 
-def _scaled(raw: npt.NDArray[np.float64], centre: Floats, scale: Floats) -> Floats:
-    """Centre and scale an array whose last axis is features."""
-    x = np.ascontiguousarray(raw.T, dtype=np.float32)
-    _scale_rows(x, centre, scale)
-    return x.T
-
-
-def _scale_rows(x: Floats, centre: Floats, scale: Floats) -> None:
-    """Centre, scale and clip the rows of `x` in place, so that a kernel unlike the train split has bounded inputs."""
-    shape = (-1, *[1] * (x.ndim - 1))
-    x -= centre.reshape(shape)
-    x *= scale.reshape(shape)
-    _clip(x)
-
-
-def _clip(x: Floats) -> Floats:
-    """Clip in place. Two calls here are faster than the call overhead of `np.clip`."""
-    np.maximum(x, -_MAX_DEVIATIONS, out=x)
-    return np.minimum(x, _MAX_DEVIATIONS, out=x)
+def _scaled(raw: npt.NDArray[Any], centre: Floats, scale: Floats) -> Floats:
+    """Centre, scale and clip, so that a kernel unlike the train split has bounded inputs."""
+    scaled: Floats = (raw.astype(np.float32) - centre) * scale
+    return np.clip(scaled, -_MAX_DEVIATIONS, _MAX_DEVIATIONS)

@@ -18,10 +18,11 @@ from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES, Schema
 from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT, read_tiles, tile_features
-from tilewise.costmodel.devices import H200
+from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.features.occupancy import Gpu
 from tilewise.costmodel.features.ranker import MAX_PADDING, NO_TILES, Floats, RankerFeatures, kernel_sizes, signed_log
 from tilewise.costmodel.features.scaling import extremes
+from tilewise.costmodel.h200 import H200
 from tilewise.errors import ConfigurationError
 
 Configs = Sequence[npt.NDArray[Any]]  # raw configurations, one array (C, columns) per kernel
@@ -74,11 +75,8 @@ def fit_ranker(split: Split) -> RankerFeatures:
     readings = [draft.reading(k) for k in kernels]
     raw_global = np.stack([draft.raw_global(*row) for row in zip(kernels, sizes, readings, strict=True)])
     # Raw features of all sampled configurations, one row per feature.
-    raw_config = np.empty((draft.raw_width, sum(len(c) for c in configs)), np.float32)
-    starts = np.cumsum([0, *(len(c) for c in configs)])
-    for k, s, r, c, start in zip(kernels, sizes, readings, configs, starts[:-1], strict=True):
-        rows_of = np.ascontiguousarray(c.T, dtype=np.float32)
-        draft.raw_config(k, s, rows_of, raw_config[:, start : start + len(c)], reading=r)
+    rows_of_kernels = zip(kernels, sizes, (config.astype(np.float32) for config in configs), readings, strict=True)
+    raw_config = np.concatenate([draft.raw_config(*row) for row in rows_of_kernels], axis=1)
     global_centre, global_scale = _moments(raw_global)
     config_centre, config_scale = _moments(raw_config.T)
     return dataclasses.replace(
@@ -88,6 +86,24 @@ def fit_ranker(split: Split) -> RankerFeatures:
         config_centre=config_centre,
         config_scale=config_scale,
     )
+
+
+def prior(features: RankerFeatures) -> tuple[int, float]:
+    """Return the own column of the estimated runtime, and the factor that makes it a natural logarithm."""
+    if TILE_FEATURE_COUNT - 1 not in features.tile_columns:
+        return -1, 0.0
+    # The estimate is the last of all tile features.
+    column = int(np.searchsorted(features.tile_columns, TILE_FEATURE_COUNT - 1))
+    return column, float(np.log(2) / features.config_scale[column])
+
+
+def check_configs_differ(preparation: Preparation) -> None:
+    """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
+    # Kernel-wide columns are equal in all configurations of a kernel.
+    if preparation.config_width <= getattr(preparation, "global_width", 0):
+        raise ConfigurationError(
+            "All configurations of the train split are equal, so there is nothing to rank; measure different ones."
+        )
 
 
 def useful_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:

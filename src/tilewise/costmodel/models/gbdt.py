@@ -24,8 +24,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.inputs import Preparation, check_configs_differ
+from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.features.ranker import RankerFeatures
+from tilewise.costmodel.features.ranker_fit import check_configs_differ
 from tilewise.costmodel.models.file_writer import FileContents, file_contents, write_tensors
 from tilewise.costmodel.models.files import ModelFile
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError

@@ -37,9 +37,7 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
-    # Caches: weights in either precision, and the inputs of the last kernel, because `exact` usually follows `score`.
-    _folded: dict[str, ranker.FoldedWeights] = field(default_factory=dict, repr=False)
-    _last_inputs: tuple[Kernel, ModelInputs] | None = field(default=None, repr=False)
+    _folded: dict[str, ranker.FoldedWeights] = field(default_factory=dict, repr=False)  # by precision
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -48,7 +46,7 @@ class Scorer:
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         with report_misfit(self.name):
-            return self._score(self._inputs(kernel, rows))
+            return self._score(self.preparation.apply(kernel, rows))
 
     def contents(self) -> FileContents:
         """Return the tensors and metadata of the model file."""
@@ -65,22 +63,11 @@ class Scorer:
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Score some configurations in float64."""
         with report_misfit(self.name):
-            inputs = self._inputs(kernel, rows)
+            inputs = self.preparation.apply(kernel, rows)
             node: Any = inputs.node.astype(np.float64)
             config: Any = inputs.config.astype(np.float64)
             float64_inputs = ModelInputs(node, inputs.opcode, inputs.edges, config)
             return np.asarray(self._score(float64_inputs), dtype=np.float64)
-
-    def _inputs(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> ModelInputs:
-        """Return the inputs of a kernel's configurations, or of those in `rows`."""
-        last = self._last_inputs
-        if last is None or last[0] is not kernel:
-            # A few rows of a new kernel are not worth computing all of them.
-            if rows is not None:
-                return self.preparation.apply(kernel, rows)
-            last = self._last_inputs = (kernel, self.preparation.apply(kernel))
-        inputs = last[1]
-        return inputs if rows is None else inputs.with_config(inputs.config[rows])
 
     def _score(self, inputs: ModelInputs) -> npt.NDArray[Any]:
         """Score in the precision of the inputs."""
@@ -97,13 +84,7 @@ class Scorer:
             return score_ridge(weights, inputs.config)
         from tilewise.costmodel.models.numpy import baselines
 
-        # Early joins compute (configuration, node) pairs, so their chunks depend on the graph's size.
-        chunk = baselines.chunk_size(self.name, self.kwargs, inputs)
-        chunks = []
-        for start in range(0, len(inputs.config), chunk):
-            chunk_inputs = inputs.with_config(inputs.config[start : start + chunk])
-            chunks.append(baselines.forward(self.name, weights, self.kwargs, chunk_inputs))
-        return np.concatenate(chunks)
+        return baselines.score(self.name, weights, self.kwargs, inputs)
 
     def _folded_for(self, dtype: np.dtype[Any]) -> ranker.FoldedWeights:
         """Fold the weights in this precision, once."""

@@ -20,8 +20,9 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset, Split
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.features.inputs import Preparation, check_configs_differ, preparation_class
+from tilewise.costmodel.features.inputs import Preparation, preparation_class
 from tilewise.costmodel.features.ranker import RankerFeatures
+from tilewise.costmodel.features.ranker_fit import check_configs_differ, prior
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.models.trained import TrainedModel, load_model
@@ -73,6 +74,8 @@ def train(
         chosen_settings = default_settings(model, **(budget(model, len(dataset.train), has_estimate) | explicit))
     folder = Path(out_dir).expanduser() if out_dir else None
     if resume and folder and (finished := _finished_model(folder, run_fingerprint(dataset, chosen_settings))):
+        if progress:
+            print(f"{folder} holds the finished model of this run", file=sys.stderr)
         return finished
     if chosen_settings.model == "GBDT":
         return _train_trees(dataset, chosen_settings, folder)
@@ -164,7 +167,7 @@ class TrainingRun(ResumableRun):
         if hasattr(self.preparation, "global_width"):
             self.kwargs["global_width"] = self.preparation.global_width
         if isinstance(self.preparation, RankerFeatures) and settings.model == "TileRanker":
-            self.kwargs["prior_column"], self.kwargs["prior_weight"] = self.preparation.prior
+            self.kwargs["prior_column"], self.kwargs["prior_weight"] = prior(self.preparation)
         with torch.random.fork_rng(devices=[]):
             # Initial weights depend on the seed alone, and the caller's generator is left untouched.
             torch.manual_seed(settings.seed)

@@ -230,6 +230,13 @@ def chunk_size(model: str, kwargs: Mapping[str, Any], inputs: ModelInputs) -> in
     return _CHUNK_CONFIGS
 
 
+def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score all configurations, a chunk at a time."""
+    chunk = chunk_size(model, kwargs, inputs)
+    parts = [inputs.config[start : start + chunk] for start in range(0, len(inputs.config), chunk)]
+    return np.concatenate([forward(model, weights, kwargs, inputs.with_config(part)) for part in parts])
+
+
 def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     """Score the configurations with the baseline called `model`."""
     if model not in FORWARD:

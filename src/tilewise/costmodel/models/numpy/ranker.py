@@ -8,7 +8,6 @@ product with the first layer, two narrow products for attention and one per bloc
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -113,12 +112,6 @@ def encode_kernel(w: Weights, nodes: Floats, kernel_wide: Floats) -> Floats:
     return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), kernel_wide])))
 
 
-def forward(w: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
-    """Return one score per configuration; lower is faster."""
-    folded = fold(w, kwargs)
-    return score_rows(folded, encode(folded, inputs), inputs.config)
-
-
 def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) -> Floats:
     """Score configurations (C, global_width + D) of the encoded kernel, a chunk at a time."""
     scores = np.empty(len(config), config.dtype)
@@ -197,15 +190,9 @@ class NodeMatrix:
 
 
 def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
-    """Return A + I divided by its row sums, and its transpose. Kernels with the same graph share a cache entry."""
-    edges = np.ascontiguousarray(inputs.edges, np.int64)
-    return _normalized_adjacency(len(inputs.node), edges.tobytes(), inputs.node.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _normalized_adjacency(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[NodeMatrix, NodeMatrix]:
+    """Return A + I divided by its row sums, and its transpose."""
     # Edges point from consumer to producer; every node is its own neighbour once.
-    every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
-    rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
-    values = 1.0 / np.bincount(rows, minlength=n)[rows]
+    n, every = len(inputs.node), np.arange(len(inputs.node))
+    rows, columns = np.concatenate([inputs.edges[:, 1], every]), np.concatenate([inputs.edges[:, 0], every])
+    values, dtype = 1.0 / np.bincount(rows, minlength=n)[rows], inputs.node.dtype
     return NodeMatrix(rows, columns, values, n, dtype), NodeMatrix(columns, rows, values, n, dtype)
