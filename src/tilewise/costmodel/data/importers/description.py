@@ -13,7 +13,6 @@ parameters. Without a description a kernel is one instruction whose shape consis
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from typing import Any
 
 from tilewise._files import read_json_input
 from tilewise.costmodel.data.importers.record import Value
-from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
 from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, sequence_features
 from tilewise.errors import FileFormatError
 
 _MAX_SIZE = 1 << 40
 _MAX_ENTRIES = 64  # loops, operands and names in a description
-_SHAPE_COLUMN = NODE_COLUMN["shape_dimensions_0"]
 _TORCH_DTYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float32": "f32", "torch.float64": "f64"}
 _KEYS = ("operation", "dtype", "loops", "operands", "result", "tile")
 
@@ -48,21 +46,19 @@ class KernelDescription:
 
     def graph(self, values: Mapping[str, Value]) -> KernelGraph | None:
         """Build the graph for the sizes in `values`; None if the log lacks one of them."""
-        # Resolve every loop, then build the graph from a cached template and fill in the shapes.
         sizes = {loop: _look_up_size(size, values) for loop, size in self.loops.items()}
         if None in sizes.values():
             return None
-        shape = {loop: int(size or 0) for loop, size in sizes.items()}
         dtype = _TORCH_DTYPES.get(str(values.get(self.dtype_field)), self.dtype)
-        transposed = tuple(_is_transposed(prefix, values) for prefix in self.stride_prefixes)
-        template = _graph_template(
-            self.operation,
-            dtype,
-            tuple(map(len, self.operands)),
-            transposed or (False,) * len(self.operands),
-            len(self.result),
-        )
-        return _with_shapes(template, [[shape[loop] for loop in loops] for loops in (*self.operands, self.result)])
+        transposed = [_is_transposed(prefix, values) for prefix in self.stride_prefixes] or [False] * len(self.operands)
+        # Operands are parameters of the graph; the operation is its root.
+        builder = GraphBuilder()
+        operands = [
+            builder.parameter([sizes[loop] or 0 for loop in loops], dtype, transposed=is_transposed)
+            for loops, is_transposed in zip(self.operands, transposed, strict=True)
+        ]
+        builder.add(self.operation, [sizes[loop] or 0 for loop in self.result], dtype, *operands)
+        return builder.build()
 
     def bounds(self, config: Mapping[str, Value]) -> list[int]:
         """Return the 24 tile columns: the tile's bounds in the second operand, the result and the first operand."""
@@ -107,30 +103,9 @@ def plain_graph(sizes: Mapping[str, Value]) -> KernelGraph:
     # TpuGraphs stores at most six dimensions.
     numbers = [int(min(abs(value), _MAX_SIZE)) for value in sizes.values() if isinstance(value, float)]
     numbers = numbers[:DIMENSIONS]
-    return _with_shapes(_graph_template("custom-call", "f32", (), (), len(numbers)), [numbers])
-
-
-@functools.lru_cache(1000)
-def _graph_template(
-    operation: str, dtype: str, ranks: tuple[int, ...], transposed: tuple[bool, ...], result_rank: int
-) -> KernelGraph:
-    """Build the graph of an operation with all sizes 0; the many kernels of a log differ in their sizes only."""
-    # Operands are parameters of the graph; the operation is its root.
     builder = GraphBuilder()
-    operands = [
-        builder.parameter([0] * rank, dtype, transposed=is_transposed)
-        for rank, is_transposed in zip(ranks, transposed, strict=True)
-    ]
-    builder.add(operation, [0] * result_rank, dtype, *operands)
+    builder.add("custom-call", numbers, "f32")
     return builder.build()
-
-
-def _with_shapes(template: KernelGraph, shapes: Sequence[Sequence[int]]) -> KernelGraph:
-    """Return the template with the given shape of each instruction."""
-    features = template.node_feat.copy()
-    shape_columns = slice(_SHAPE_COLUMN, _SHAPE_COLUMN + DIMENSIONS + 2)  # the sizes, their sum and product
-    features[:, shape_columns] = [sequence_features(shape, DIMENSIONS) for shape in shapes]
-    return template._replace(node_feat=features)
 
 
 def read_description(path: Path) -> KernelDescription:
@@ -140,30 +115,27 @@ def read_description(path: Path) -> KernelDescription:
         raise FileFormatError(
             f"{path} must be an object with loops, operands and result; tile, operation and dtype are optional."
         )
-    loops = _check_table(content["loops"], path, "loops")
-    operands = [
-        _check_loops(names, loops, path, "operands") for names in _check_list(content["operands"], path, "operands")
-    ]
-    tile = _check_table(content.get("tile", {}), path, "tile")
-    if not tile.keys() <= loops.keys() or not all(
-        isinstance(size, int | str) and not isinstance(size, bool) for size in loops.values()
-    ):
+    loops, tile = content["loops"], content.get("tile", {})
+    for name, value in (("loops", loops), ("tile", tile)):
+        if not isinstance(value, dict) or len(value) > _MAX_ENTRIES:
+            raise FileFormatError(f"{path}: {name} must be an object of at most {_MAX_ENTRIES} loops.")
+    if not tile.keys() <= loops.keys() or not all(type(size) in (int, str) for size in loops.values()):
         raise FileFormatError(
             f"{path}: a loop's size must be a number or a name, and tile may only name loops that are listed."
         )
     # Both must be names that the node features can represent.
-    operation, dtype = content.get("operation", "custom-call"), content.get("dtype", "f32")
-    if str(operation) not in OPCODE_NUMBER or str(dtype) not in ELEMENT_TYPES:
+    operation, dtype = str(content.get("operation", "custom-call")), str(content.get("dtype", "f32"))
+    if operation not in OPCODE_NUMBER or dtype not in ELEMENT_TYPES:
         raise FileFormatError(
             f"{path}: {operation!r} is not an operation of HLO, or {dtype!r} is not a number type such as f32."
         )
     return KernelDescription(
         loops=loops,
-        operands=operands,
-        result=_check_loops(content["result"], loops, path, "result"),
-        tile={loop: _check_texts(_check_list(names, path, "tile"), path) for loop, names in tile.items()},
-        operation=str(operation),
-        dtype=str(dtype),
+        operands=[_check_names(names, path, loops) for names in _check_list(content["operands"], path)],
+        result=_check_names(content["result"], path, loops),
+        tile={loop: _check_names(names, path) for loop, names in tile.items()},
+        operation=operation,
+        dtype=dtype,
     )
 
 
@@ -178,26 +150,19 @@ def _is_transposed(prefix: str, values: Mapping[str, Value]) -> bool:
     return values.get(f"{prefix}_stride_0") == 1.0 != values.get(f"{prefix}_stride_1", 1.0)
 
 
-def _check_table(value: Any, path: Path, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or len(value) > _MAX_ENTRIES:
-        raise FileFormatError(f"{path}: {name} must be an object of at most {_MAX_ENTRIES} loops.")
-    return value
-
-
-def _check_list(value: Any, path: Path, name: str) -> list[Any]:
+def _check_list(value: Any, path: Path) -> list[Any]:
     if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
-        raise FileFormatError(f"{path}: {name} must be a list of at most {_MAX_ENTRIES} entries.")
+        raise FileFormatError(
+            f"{path}: operands, result and each tile must be lists of at most {_MAX_ENTRIES} entries."
+        )
     return value
 
 
-def _check_texts(values: list[Any], path: Path) -> list[str]:
-    if not all(isinstance(value, str) for value in values):
+def _check_names(value: Any, path: Path, loops: Mapping[str, Any] | None = None) -> list[str]:
+    """Check a list of names, of `loops` if they are given."""
+    names = _check_list(value, path)
+    if not all(isinstance(name, str) for name in names):
         raise FileFormatError(f"{path}: the names of loops and parameters must be texts.")
-    return values
-
-
-def _check_loops(value: Any, loops: Mapping[str, Any], path: Path, name: str) -> list[str]:
-    loop_names = _check_texts(_check_list(value, path, name), path)
-    if not set(loop_names) <= loops.keys():
-        raise FileFormatError(f"{path}: {name} may only name loops that are listed.")
-    return loop_names
+    if loops is not None and not set(names) <= loops.keys():
+        raise FileFormatError(f"{path}: operands and result may only name loops that are listed.")
+    return names
