@@ -19,7 +19,7 @@ from tilewise.costmodel.models.torch import (  # noqa: E402
     build_model,
     score_inputs,
 )
-from tilewise.costmodel.models.torch.ragged import collate, sum_duplicates  # noqa: E402
+from tilewise.costmodel.models.torch.ragged import collate, sparse_matrix  # noqa: E402
 from tilewise.costmodel.training.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
@@ -237,15 +237,16 @@ def test_clipping_is_per_tensor():
     assert float(parameters[0].grad.norm()) == pytest.approx(1.0) and float(parameters[1].grad[0]) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("entries", "shape"), [(13, (3, 3)), (40, (5, 7)), (0, (2, 2)), (0, (0, 0)), (1, (1, 1))])
-def test_entries_of_equal_places_are_one(entries, shape):
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize(("entries", "shape"), [(13, (3, 3)), (40, (5, 7)), (0, (2, 2)), (1, (1, 1))])
+def test_entries_of_equal_places_are_summed(entries, shape, dense, monkeypatch):
+    monkeypatch.setattr("tilewise.costmodel.models.torch.ragged._MAX_DENSE_ENTRIES", 100 if dense else -1)
     rng = np.random.default_rng(entries)
-    rows, columns = (rng.integers(0, max(size, 1), entries) for size in shape)
+    rows, columns = (rng.integers(0, size, entries) for size in shape)
     values = rng.standard_normal(entries)
     whole = np.zeros(shape)
     np.add.at(whole, (rows, columns), values)
-    rows, columns, values = sum_duplicates(rows, columns, values, shape[1])
-    assert len(rows) <= shape[0] * shape[1]
-    again = np.zeros(shape)
-    again[rows, columns] = values
-    np.testing.assert_allclose(again, whole, rtol=1e-12)
+    matrix = sparse_matrix(rows, columns, values, shape, "cpu")
+    for side, expected in ((matrix.forward, whole), (matrix.transposed, whole.T)):
+        assert (side.layout == torch.strided) is dense
+        np.testing.assert_allclose(side.to_dense().numpy(), expected, rtol=1e-6, atol=1e-6)

@@ -26,7 +26,7 @@ from torch.nn import functional
 from tilewise.costmodel.data.schema import DIMENSIONS, LAYOUT_FEATURES, N_OPCODES
 from tilewise.costmodel.layout.segments import GraphSegment
 from tilewise.costmodel.models.torch.layers import Dense, Layer, OpcodeEmbedding, Stack, sage
-from tilewise.costmodel.models.torch.ragged import BlockDiagonalEntries, SparseMatrix
+from tilewise.costmodel.models.torch.ragged import SparseMatrix, sparse_matrix
 
 _WIDTH = len(LAYOUT_FEATURES)
 _CATEGORIES = DIMENSIONS + 1  # no dimension, or one of six
@@ -166,9 +166,8 @@ def _neighbours(segment: GraphSegment, device: str) -> SparseMatrix:
     """Return the symmetric adjacency matrix (s, s); it is its own transpose in the backward pass."""
     u, v = segment.edges.T
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
-    count = np.array([len(segment.node)])
-    matrix = BlockDiagonalEntries(rows, columns, np.ones(len(rows)), count, count).matrix(device)
-    return SparseMatrix(matrix, matrix)
+    shape = len(segment.node), len(segment.node)
+    return sparse_matrix(rows, columns, np.ones(len(rows)), shape, device, symmetric=True)
 
 
 def _directed_means(segment: GraphSegment, device: str) -> tuple[SparseMatrix, SparseMatrix]:
@@ -179,10 +178,10 @@ def _directed_means(segment: GraphSegment, device: str) -> tuple[SparseMatrix, S
 
 def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) -> SparseMatrix:
     """Return the matrix whose product with node features is the mean over `columns` for each of `rows`."""
-    count = np.array([len(segment.node)])
+    shape = len(segment.node), len(segment.node)
     # Every entry of a row is one over the number of entries in that row.
     values = 1.0 / np.maximum(np.bincount(rows, minlength=len(segment.node)), 1)[rows]
-    return BlockDiagonalEntries(rows, columns, values, count, count).with_transpose(device)
+    return sparse_matrix(rows, columns, values, shape, device)
 
 
 MODELS: dict[str, type[LayoutModel]] = {"LayoutSAGE": LayoutSAGE, "LayoutAttention": LayoutAttention}

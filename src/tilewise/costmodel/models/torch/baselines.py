@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.models.numpy.baselines import available
 from tilewise.costmodel.models.torch.fused import early_join_sage, supports
-from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding, Stack, activation, join_first, sage
+from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding, Stack, activation, l2_normalize, sage
 from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.errors import ConfigurationError
 
@@ -178,9 +178,12 @@ class EarlyJoinSAGE(_SageBaseline):
             layer.kernel, [width, config_width, width, config_width]
         )
         from_node = (batch.neighbours @ nodes) @ near_node + nodes @ own_node + layer.bias  # (N, H)
-        both = (batch.config @ own_config, batch.config @ near_config)
-        from_config = torch.stack(both, dim=1).flatten(0, 1)  # (2K, C, H): two rows per kernel
-        return join_first(from_node, from_config, batch.config_to_nodes, self.hidden_activation)
+        own, near = (
+            (batch.config @ own_config)[batch.kernel_of_node],
+            (batch.config @ near_config)[batch.kernel_of_node],
+        )
+        z = from_node[:, None] + own + batch.degree[:, None, None] * near  # (N, C, H)
+        return l2_normalize(activation(self.hidden_activation)(z))
 
 
 class _ResGCNBaseline(Baseline):

@@ -96,11 +96,6 @@ def l2_normalize(x: Tensor) -> Tensor:
     return x / norm.clamp_min(_TINY)
 
 
-def join_first(nodes: Tensor, configs: Tensor, to_nodes: SparseMatrix, activation_name: str) -> Tensor:
-    """Compute the first layer of EarlyJoinSAGE on (N, C): `nodes` (N, H) plus `to_nodes` @ `configs` (2K, C, H)."""
-    return l2_normalize(activation(activation_name)(nodes[:, None] + to_nodes @ configs))
-
-
 def sage(x: Tensor, layer: Dense, matrix: SparseMatrix, activation_name: str) -> Tensor:
     """Apply one GraphSAGE layer to (N, ..., H)."""
     return l2_normalize(activation(activation_name)(layer(torch.cat([matrix @ x, x], dim=-1))))

@@ -69,63 +69,34 @@ def product(matrix: Tensor, x: Tensor) -> Tensor:
     return torch.mm(matrix, flat.float()).to(x.dtype).reshape(matrix.shape[0], *x.shape[1:])
 
 
-@dataclass(frozen=True, eq=False)
-class BlockDiagonalEntries:
-    """Entries of a block-diagonal matrix with blocks of `heights` x `widths`; repeated positions are summed."""
+def sparse_matrix(
+    rows: npt.NDArray[Any],
+    columns: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    shape: tuple[int, int],
+    device: str,
+    *,
+    symmetric: bool = False,
+) -> SparseMatrix:
+    """Build a matrix and its transpose from entries; entries at equal positions are summed."""
+    matrix = _stored(rows, columns, values, shape, device)
+    return SparseMatrix(matrix, matrix if symmetric else _stored(columns, rows, values, shape[::-1], device))
 
-    rows: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int64]
-    values: npt.NDArray[Any]
-    heights: npt.NDArray[np.int64]
-    widths: npt.NDArray[np.int64]
 
-    @property
-    def transposed(self) -> BlockDiagonalEntries:
-        """The entries of the transposed matrix."""
-        return BlockDiagonalEntries(self.columns, self.rows, self.values, self.widths, self.heights)
-
-    def matrix(self, device: str) -> Tensor:
-        """Build the matrix in the format that is fastest for its size and device."""
-        shape = int(self.heights.sum()), int(self.widths.sum())
-        if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
-            dense = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
-            return torch.from_numpy(dense.astype(np.float32)).view(shape)
-        return csr_tensor(self.rows, self.columns, self.values, shape, device)
-
-    def with_transpose(self, device: str) -> SparseMatrix:
-        """Build the matrix and its transpose, which the backward pass multiplies with."""
-        return SparseMatrix(self.matrix(device), self.transposed.matrix(device))
+def _stored(
+    rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
+) -> Tensor:
+    """Build a tensor in the format that is fastest for the matrix's size and device."""
+    if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
+        dense = np.bincount(rows * shape[1] + columns, values, minlength=shape[0] * shape[1])
+        return torch.from_numpy(dense.astype(np.float32)).view(shape)
+    entries = torch.from_numpy(np.stack([rows, columns])), torch.from_numpy(values.astype(np.float32))
+    return torch.sparse_coo_tensor(*entries, shape, check_invariants=False).coalesce().to_sparse_csr().to(device)
 
 
 def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the first index of each run, given the lengths of the runs."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]])
-
-
-def csr_tensor(
-    rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
-) -> Tensor:
-    """Build a CSR tensor from coordinates."""
-    if device != "cpu":
-        rows, columns, values = sum_duplicates(rows, columns, values, shape[1])
-    order = np.argsort(rows, kind="stable")
-    starts = np.zeros(shape[0] + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(starts),
-        torch.from_numpy(columns[order].astype(np.int64)),
-        torch.from_numpy(values[order].astype(np.float32)),
-        shape,
-        check_invariants=False,
-    ).to(device)
-
-
-def sum_duplicates(
-    rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], width: int
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Sum entries at equal positions: cuSPARSE rejects more entries than the matrix has positions."""
-    positions, inverse = np.unique(rows * width + columns, return_inverse=True)
-    return positions // max(width, 1), positions % max(width, 1), np.bincount(inverse, values, minlength=len(positions))
 
 
 @dataclass(eq=False)
@@ -191,55 +162,44 @@ class KernelBatch:
         """A + A^T."""
         rows = np.concatenate([self.producer, self.consumer])
         columns = np.concatenate([self.consumer, self.producer])
-        # A + A^T is symmetric, so it is its own transpose.
-        matrix = BlockDiagonalEntries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(
-            self.device
-        )
-        return SparseMatrix(matrix, matrix)
+        return sparse_matrix(rows, columns, np.ones(len(rows)), self._square, self.device, symmetric=True)
 
     @cached_property
-    def config_to_nodes(self) -> SparseMatrix:
-        """Matrix (N, 2K) that maps two values per kernel to its nodes: the first plus degree times the second."""
-        every = np.arange(self.n_nodes)
-        first = 2 * np.repeat(np.arange(len(self.node_counts)), self.node_counts)
-        degree = np.bincount(np.concatenate([self.producer, self.consumer]), minlength=self.n_nodes)
-        rows, columns = np.concatenate([every, every]), np.concatenate([first, first + 1])
-        values = np.concatenate([np.ones(self.n_nodes), degree])
-        return BlockDiagonalEntries(
-            rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)
-        ).with_transpose(self.device)
+    def degree(self) -> Tensor:
+        """Number of neighbours of every node, (N,)."""
+        return torch.from_numpy(np.bincount(self._edges.ravel(), minlength=self.n_nodes)).to(self.node)
 
     @cached_property
     def normalized_adjacency(self) -> tuple[SparseMatrix, SparseMatrix]:
         """A + I divided by its row sums, and its transpose; rows are producers, columns consumers."""
-        both = self._normalized_entries.with_transpose(self.device)
+        both = sparse_matrix(*self._normalized_entries, self._square, self.device)
         return both, SparseMatrix(both.transposed, both.forward)
 
     @cached_property
     def gcn_matrix(self) -> SparseMatrix:
         """Sum of both `normalized_adjacency` matrices and the identity: one product instead of three."""
-        one, every = self._normalized_entries, np.arange(self.n_nodes)
-        rows, columns = np.concatenate([one.rows, one.columns, every]), np.concatenate([one.columns, one.rows, every])
-        values = np.concatenate([one.values, one.values, np.ones(self.n_nodes)])
-        matrix = BlockDiagonalEntries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
-        return SparseMatrix(matrix, matrix)
+        (u, v, values), every = self._normalized_entries, np.arange(self.n_nodes)
+        rows, columns = np.concatenate([u, v, every]), np.concatenate([v, u, every])
+        values = np.concatenate([values, values, np.ones(self.n_nodes)])
+        return sparse_matrix(rows, columns, values, self._square, self.device, symmetric=True)
 
     @cached_property
-    def _normalized_entries(self) -> BlockDiagonalEntries:
+    def _normalized_entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
         # Divide every row by its number of entries, the node itself included.
-        values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
-        return BlockDiagonalEntries(rows, columns, values, self.node_counts, self.node_counts)
+        return rows, columns, 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
+
+    @property
+    def _square(self) -> tuple[int, int]:
+        return self.n_nodes, self.n_nodes
 
     @cached_property
     def pooling(self) -> SparseMatrix:
         """Matrix (K, N) that sums the nodes of each kernel."""
-        kernel, every = np.repeat(np.arange(len(self.node_counts)), self.node_counts), np.arange(self.n_nodes)
-        ones = np.ones_like(self.node_counts)
-        return BlockDiagonalEntries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).with_transpose(
-            self.device
-        )
+        count, every = len(self.node_counts), np.arange(self.n_nodes)
+        kernel = np.repeat(np.arange(count), self.node_counts)
+        return sparse_matrix(kernel, every, np.ones(self.n_nodes), (count, self.n_nodes), self.device)
 
 
 def collate(
