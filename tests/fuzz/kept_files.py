@@ -131,21 +131,6 @@ def learn_progress(folder: Path) -> Target:
 
 
 @target
-def download_note(folder: Path) -> Target:
-    from tilewise.costmodel.course import download
-
-    remote = download.RemoteFile("npz.tar", "https://example.org/npz.tar", 100, "v1", "")
-    download._partial_path(folder, remote.name).write_bytes(bytes(40))
-    note = download._note_path(folder, remote.name)
-    note.write_text(json.dumps({"validator": "v1", "size": 100}))
-
-    def use(path: Path) -> None:
-        assert download._bytes_present(folder, remote) in (0, 40)
-
-    return Target(note, use, (in_json,))
-
-
-@target
 def merged_store(folder: Path) -> Target:
     from tilewise.store.merge import merge
     from tilewise.store.store import Store

@@ -1,9 +1,9 @@
 """Downloads the TpuGraphs tile dataset: resumable, verified, and unpacked without trusting the archive.
 
-A file is downloaded as ``<name>.part``, together with a note of the server's validator. A broken connection or a killed
-process continues where it stopped, and starts over only if the file on the server has changed. The size, and the MD5 if
-the server provides one, are checked before the file gets its name. File, size and MD5 come over https; only a server on
-this machine may use http.
+A file is downloaded as ``<name>.<version>.part``, where the version is a digest of the server's validator. A broken
+connection or a killed process continues where it stopped, and starts over only if the file on the server has changed.
+The size, and the MD5 if the server provides one, are checked before the file gets its name. File, size and MD5 come
+over https; only a server on this machine may use http.
 
 Accepted are plain tar archives whose members are folders or regular files, under relative paths without ``..``, and
 together at most as large as the archive. Kernel files are unpacked to ``npz/tile/xla/<split>``. A link, a device, a
@@ -16,7 +16,6 @@ import base64
 import contextlib
 import hashlib
 import http.client
-import json
 import re
 import shutil
 import socket
@@ -30,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from tilewise._atomic import file_lock, write_atomic
-from tilewise._files import open_input, read_json_input
+from tilewise._atomic import file_lock
+from tilewise._files import open_input
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0/"
@@ -61,6 +60,23 @@ class RemoteFile:
     validator: str
     md5: str
 
+    def partial_path(self, folder: Path) -> Path:
+        """Return the path of an incomplete download of this version."""
+        version = hashlib.sha256(f"{self.validator} {self.size}".encode()).hexdigest()[:16]
+        return folder / f"{self.name}.{version}.part"
+
+    def is_complete(self, folder: Path) -> bool:
+        path = folder / self.name
+        return path.is_file() and path.stat().st_size == self.size
+
+    def bytes_present(self, folder: Path) -> int:
+        """Return how many bytes of this version are on the disk."""
+        if self.is_complete(folder):
+            return self.size
+        partial = self.partial_path(folder)
+        size = partial.stat().st_size if partial.is_file() else 0
+        return size if size <= self.size else 0
+
 
 @dataclass(frozen=True)
 class DownloadPlan:
@@ -85,54 +101,54 @@ def archive_name(split: str) -> str:
 def plan_download(folder: Path, splits: Sequence[str] = SPLITS, base_url: str = BASE_URL) -> DownloadPlan:
     """Ask the server for the sizes of the files; nothing is downloaded yet."""
     files = [_describe(base_url, archive_name(split)) for split in splits]
-    present = sum(_bytes_present(folder, remote) for remote in files)
+    present = sum(remote.bytes_present(folder) for remote in files)
     return DownloadPlan(files, sum(remote.size for remote in files), present)
 
 
 def estimate_seconds(plan: DownloadPlan, folder: Path, sample_bytes: int = 4 << 20) -> float:
     """Estimate the duration of the download by timing its first `sample_bytes`, which are kept."""
     for remote in plan.files:
-        bytes_before = _bytes_present(folder, remote)
+        bytes_before = remote.bytes_present(folder)
         if bytes_before < remote.size:
             start = time.monotonic()
             with _exclusive(folder), contextlib.suppress(*_CONNECTION_ERRORS):
                 _fetch_once(remote, folder, _ignore, stop_at=min(remote.size, bytes_before + sample_bytes))
-            new_bytes = _bytes_present(folder, remote) - bytes_before
+            new_bytes = remote.bytes_present(folder) - bytes_before
             seconds = max(time.monotonic() - start, 1e-3)
             return max(0, plan.bytes_to_fetch - new_bytes) * seconds / max(new_bytes, 1)
     return 0.0
 
 
-def fetch(
-    remote: RemoteFile, folder: Path, report: Report | None = None, attempts: int = 8, wait_s: float = 1.0
-) -> Path:
+def _ignore(name: str, position: int, total: int) -> None:
+    """Ignore a report of progress."""
+
+
+def fetch(remote: RemoteFile, folder: Path, report: Report = _ignore, attempts: int = 8, wait_s: float = 1.0) -> Path:
     """Download and verify `remote` into `folder`; resume after a broken connection, at most `attempts` in vain."""
-    report = report or _ignore
     target = folder / remote.name
     with _exclusive(folder):
-        if _is_complete(target, remote):
+        if remote.is_complete(folder):
             return target
         failures = 0
-        while _bytes_present(folder, remote) < remote.size:
-            bytes_before = _bytes_present(folder, remote)
+        while remote.bytes_present(folder) < remote.size:
+            bytes_before = remote.bytes_present(folder)
             try:
                 _fetch_once(remote, folder, report)
             except _CONNECTION_ERRORS as error:
                 # Only attempts without progress count: a slow, unreliable connection may break any number of times.
-                failures = failures + 1 if _bytes_present(folder, remote) == bytes_before else 0
+                failures = failures + 1 if remote.bytes_present(folder) == bytes_before else 0
                 if failures >= attempts or _is_refusal(error):
                     raise UnavailableError(
                         f"{remote.url} keeps failing ({_reason(error)}); run the command again to continue."
                     ) from error
                 time.sleep(min(wait_s * 2**failures, _MAX_WAIT_S))
         # The file gets its name only after the check, so a file without ".part" is good.
-        _verify(_partial_path(folder, remote.name), remote)
-        _partial_path(folder, remote.name).replace(target)
-        _note_path(folder, remote.name).unlink(missing_ok=True)
+        _verify(remote.partial_path(folder), remote)
+        remote.partial_path(folder).replace(target)
     return target
 
 
-def download_split(split: str, plan: DownloadPlan, data_root: Path, report: Report | None = None) -> UnpackReport:
+def download_split(split: str, plan: DownloadPlan, data_root: Path, report: Report = _ignore) -> UnpackReport:
     """Download the archive of `split` and unpack its kernel files under `data_root`."""
     remote = next(remote for remote in plan.files if remote.name == archive_name(split))
     return unpack_tar(fetch(remote, data_root, report), data_root)
@@ -191,14 +207,14 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
 def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int | None = None) -> None:
     """Continue the partial file over one connection, up to `stop_at` bytes or the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    offset = _bytes_present(folder, remote)
+    offset = remote.bytes_present(folder)
     end = remote.size if stop_at is None else stop_at
     if offset >= end:
         return
     if offset == 0:
-        # Nothing usable is there: discard bytes of another version and note the version that begins now.
-        _partial_path(folder, remote.name).unlink(missing_ok=True)
-        write_atomic(_note_path(folder, remote.name), json.dumps({"validator": remote.validator, "size": remote.size}))
+        # Nothing usable is there: discard bytes of other versions.
+        for old in folder.glob(f"{remote.name}.*.part"):
+            old.unlink()
     headers = {"Range": f"bytes={offset}-{end - 1}"}
     # With If-Range the server sends the whole file instead of a range if its version differs.
     if remote.validator:
@@ -211,7 +227,7 @@ def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int |
             offset = 0
         elif not str(response.headers.get("Content-Range", "")).startswith(f"bytes {offset}-"):
             raise http.client.HTTPException("the server sent a range that was not requested")
-        with _partial_path(folder, remote.name).open("r+b" if offset else "wb") as stream:
+        with remote.partial_path(folder).open("r+b" if offset else "wb") as stream:
             stream.seek(offset)
             _copy(response, stream, remote, end, report)
 
@@ -230,24 +246,6 @@ def _copy(response: IO[bytes], stream: IO[bytes], remote: RemoteFile, end: int, 
             raise UnavailableError(f"{remote.name} cannot be written ({error.strerror or error}).") from error
         position += len(block)
         report(remote.name, position, remote.size)
-
-
-def _bytes_present(folder: Path, remote: RemoteFile) -> int:
-    """Return how many bytes of this version are on the disk; bytes of another version do not count."""
-    if _is_complete(folder / remote.name, remote):
-        return remote.size
-    try:
-        note = read_json_input(_note_path(folder, remote.name))
-        size = _partial_path(folder, remote.name).stat().st_size
-    except (OSError, TilewiseError):
-        return 0
-    is_same_version = isinstance(note, dict) and note == {"validator": remote.validator, "size": remote.size}
-    return size if is_same_version and size <= remote.size else 0
-
-
-def _is_complete(path: Path, remote: RemoteFile) -> bool:
-    """Tell whether a file was downloaded whole."""
-    return path.is_file() and path.stat().st_size == remote.size
 
 
 def _verify(path: Path, remote: RemoteFile) -> None:
@@ -273,15 +271,6 @@ def _exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def _partial_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.part"
-
-
-def _note_path(folder: Path, name: str) -> Path:
-    """Return the path of the JSON note that says which version a partial file belongs to."""
-    return folder / f"{name}.part.json"
-
-
 def _is_refusal(error: BaseException) -> bool:
     """Return whether the server refused the request, so that another attempt is pointless."""
     # 408 (request timeout) and 429 (too many requests) are temporary.
@@ -290,10 +279,6 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _reason(error: BaseException) -> str:
     return str(getattr(error, "reason", "") or error or type(error).__name__).replace("\n", " ")
-
-
-def _ignore(name: str, position: int, total: int) -> None:
-    """Ignore a report of progress."""
 
 
 @dataclass(frozen=True)
@@ -386,11 +371,7 @@ def _checked_files(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
 
 
 def _move_files(unfinished: Path, folder: Path) -> None:
-    """Move each split to `folder`: by one rename if it is new, otherwise file by file."""
-    for split in sorted(path for path in unfinished.iterdir() if path.is_dir()):
-        target = folder / split.name
-        if not target.exists():
-            split.rename(target)
-            continue
-        for file in sorted(split.iterdir()):
-            file.replace(target / file.name)
+    for file in sorted(unfinished.glob("*/*")):
+        target = folder / file.relative_to(unfinished)
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
