@@ -15,7 +15,7 @@ import numpy as np
 from fuzz.damage import in_json, in_lines, in_store
 from fuzz.targets import TENSORS, Target, _store, run, target
 
-RESUMED = ("candidates", "learn_progress", "sweep_result", "download_note")
+RESUMED = ("learn_progress", "sweep_result")
 
 
 @target
@@ -83,24 +83,6 @@ def inductor_records(folder: Path) -> Target:
         log.add_decision(problem, Selection((0, 1), reason, 100, 1e-3))
     log.add_measurements(problem, [(CUBLAS, 2e-5), (tile, 1e-5)], 0.5)
     return Target(folder / "decisions.jsonl", lambda path: report(folder), (in_lines,))
-
-
-@target
-def candidates(folder: Path) -> Target:
-    from tilewise.costmodel.models.files import MODEL_FILE
-    from tilewise.costmodel.training.auto import CANDIDATES, DONE_FILE, _blend_names, _finished_candidates
-
-    errors = {"top1": 2.0, "top5": 0.5, "each": [1.0, 2.0]}
-    for name in CANDIDATES:
-        (folder / name).mkdir()
-        (folder / name / MODEL_FILE).touch()
-    (folder / DONE_FILE).write_text(json.dumps({"key": "this", "candidates": dict.fromkeys(CANDIDATES, errors)}))
-
-    def use(path: Path) -> None:
-        errors = _finished_candidates(folder, "this", 2)
-        assert not errors or set(_blend_names(errors)) <= set(CANDIDATES)
-
-    return Target(folder / DONE_FILE, use, (in_json,))
 
 
 @target
