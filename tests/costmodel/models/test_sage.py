@@ -14,7 +14,7 @@ from tilewise._extension import native  # noqa: E402
 from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
 from tilewise.costmodel.features.scaling import Neighbours  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
-from tilewise.costmodel.models.torch import build_model  # noqa: E402
+from tilewise.costmodel.models.torch import build_model, score_inputs  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
@@ -90,12 +90,11 @@ def test_results_do_not_depend_on_the_number_of_threads():
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_the_numpy_scorer_gives_the_same_with_and_without_the_kernels(monkeypatch):
+def test_the_numpy_scorer_gives_the_same_as_the_kernels():
     rng, model = np.random.default_rng(1), network(64, 3).eval()
     weights, part = {k: v.numpy() for k, v in model.state_dict().items()}, graph(31, 70, rng)
-    found = numpy_baselines.forward("EarlyJoinSAGE", weights, {}, part)
-    monkeypatch.setattr(numpy_baselines, "available", lambda name: False)
-    np.testing.assert_allclose(found, numpy_baselines.forward("EarlyJoinSAGE", weights, {}, part), rtol=2e-5, atol=2e-5)
+    scores = numpy_baselines.score("EarlyJoinSAGE", weights, {}, part)
+    np.testing.assert_allclose(scores, score_inputs(model, part), rtol=2e-5, atol=2e-5)
 
 
 def test_a_node_without_length_keeps_its_gradient_finite(plainly):

@@ -3,25 +3,17 @@
 Arrays of (configuration, node) pairs are (C, n, H). The first layer of an early join is applied to nodes and
 configurations separately and added, as in the torch models. The precision is that of the inputs: float32 to score all
 configurations, float64 to order those with close scores.
-
-EarlyJoinSAGE has compiled kernels, which the torch model uses as well: they take a graph's (node, configuration) pairs
-through all layers while they are in the cache. Before its activation the first layer is linear, so it is passed as two
-products, one over nodes and one over configurations; the opcode embedding is multiplied once per opcode instead of once
-per node. Without the extension, or with another activation than leaky ReLU, NumPy or torch compute the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._extension import native
 from tilewise.costmodel.features.inputs import ModelInputs
-from tilewise.costmodel.features.scaling import Neighbours
 from tilewise.costmodel.models.numpy.ranker import NodeMatrix, normalized_adjacency
 from tilewise.errors import FileFormatError
 
@@ -32,10 +24,6 @@ _CHUNK_PAIRS = 1 << 14  # (configuration, node) pairs of an early join that stay
 _CHUNK_CONFIGS = 4096  # configurations per chunk of the other models
 _MIN_CHUNK = 16
 _SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha of Klambauer et al. 2017
-
-Layer = tuple[Floats, Floats]  # kernel, bias
-LEAKY_SLOPE = np.float32(0.2)  # of the published baseline
-_kernels: Any = native  # callers ask `available` first
 
 
 def _gelu(x: Floats) -> Floats:
@@ -146,8 +134,6 @@ def _late_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats
 def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     """Score with EarlyJoinSAGE; the first layer is computed for nodes and configurations separately."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    if "gnn.0.kernel" in w and _compiled("EarlyJoinSAGE", kw, inputs):
-        return _compiled_sage(w, inputs)
     nodes, near = _node_inputs(w, inputs), neighbour_sums(inputs)
     if "gnn.0.kernel" not in w:
         # Without layers, nodes and configurations are only summed.
@@ -163,27 +149,6 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Float
     degree = np.bincount(inputs.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
     z = from_node + (inputs.config @ own_config)[:, None] + degree * (inputs.config @ near_config)[:, None]
     return _stack(w, "head", _sage_layers(w, _l2_normalize(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
-
-
-def _compiled(model: str, kw: Mapping[str, Any], inputs: ModelInputs) -> bool:
-    """Tell whether the compiled kernels support this model; they do not compute in float64."""
-    supported = model == "EarlyJoinSAGE" and available(kw.get("hidden_activation", "leaky_relu"))
-    return supported and inputs.config.dtype == np.float32
-
-
-def _compiled_sage(w: Weights, inputs: ModelInputs) -> Floats:
-    # The compiled kernels take arrays in a fixed order: table, layers, head.
-    names = ["embedding.table", *_layer_names(w, "gnn."), *_layer_names(w, "head.layers.")]
-    arrays = [np.ascontiguousarray(w[name], dtype=np.float32) for name in names]
-    weights = SageWeights.from_arrays(arrays, len(_layer_names(w, "gnn.")) // 2)
-    node, config = np.ascontiguousarray(inputs.node), np.ascontiguousarray(inputs.config)
-    return sage_scores(weights, node, inputs.opcode, config, inputs.neighbours)
-
-
-def _layer_names(w: Weights, prefix: str) -> list[str]:
-    """List the weights of the dense layers numbered after `prefix`: kernel, bias, kernel, bias, ..."""
-    depth = sum(name.startswith(prefix) and name.endswith(".kernel") for name in w)
-    return [f"{prefix}{number}.{field}" for number in range(depth) for field in ("kernel", "bias")]
 
 
 def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, inputs: ModelInputs, act: Activation) -> Floats:
@@ -223,16 +188,10 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], ModelInputs], Floats]] 
 }
 
 
-def chunk_size(model: str, kwargs: Mapping[str, Any], inputs: ModelInputs) -> int:
-    """Return how many configurations to score at once, so that an early join's pairs stay in the cache."""
-    if model.startswith("Early") and not _compiled(model, kwargs, inputs):
-        return max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node)))
-    return _CHUNK_CONFIGS
-
-
 def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     """Score all configurations, a chunk at a time."""
-    chunk = chunk_size(model, kwargs, inputs)
+    early = model.startswith("Early")
+    chunk = max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node))) if early else _CHUNK_CONFIGS
     parts = [inputs.config[start : start + chunk] for start in range(0, len(inputs.config), chunk)]
     return np.concatenate([forward(model, weights, kwargs, inputs.with_config(part)) for part in parts])
 
@@ -244,62 +203,3 @@ def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: Mod
             f"The NumPy scorer has no model {model!r}; load the file with load_model, which uses torch."
         )
     return FORWARD[model](weights, kwargs, inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class SageWeights:
-    """The network's weights in the layout of the compiled kernels."""
-
-    table: Floats  # (opcodes, E)
-    first_kernel: Floats  # (F + E + D, 2H): for the sum over neighbours and for the node itself, side by side
-    first_bias: Floats  # (H,)
-    later: tuple[list[Floats], list[Floats]]  # kernels and biases of the layers after the first
-    head: list[Layer]
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[Floats], depth: int) -> SageWeights:
-        """Build from the opcode table, kernel and bias of `depth` GraphSAGE layers, then those of the head."""
-        first, width = arrays[1], arrays[1].shape[1]
-        # The published layer stacks both halves along its inputs; side by side, one product computes both.
-        first_kernel = np.ascontiguousarray(first.reshape(2, -1, width).transpose(1, 0, 2)).reshape(-1, 2 * width)
-        later = arrays[3 : 1 + 2 * depth]
-        head_arrays = arrays[1 + 2 * depth :]
-        head = list(zip(head_arrays[::2], head_arrays[1::2], strict=True))
-        return cls(arrays[0], first_kernel, arrays[2], (list(later[::2]), list(later[1::2])), head)
-
-
-def available(hidden_activation: str) -> bool:
-    """Tell whether the compiled kernels support a network with this activation."""
-    return native is not None and hidden_activation == "leaky_relu"
-
-
-def first_products(
-    weights: SageWeights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats
-) -> tuple[Floats, Floats]:
-    """Multiply nodes and configurations (K, C, D) with the first layer: (N, 2H) and (K, C, 2H)."""
-    start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
-    nodes = _kernels.matmul(features, weights.first_kernel[:start])
-    # There are far fewer opcodes than nodes: multiply the table once and look rows up.
-    nodes += _kernels.matmul(weights.table, weights.first_kernel[start:end])[opcode]
-    flat = _kernels.matmul(configs.reshape(-1, configs.shape[-1]), weights.first_kernel[end:])
-    return nodes, flat.reshape(*configs.shape[:-1], -1)
-
-
-def head_values(weights: SageWeights, x: Floats) -> list[Floats]:
-    """Return the inputs of the head's layers and, last, its result (rows, 1)."""
-    values = [x]
-    for number, (kernel, bias) in enumerate(weights.head):
-        y = _kernels.matmul(values[-1], kernel, bias=bias)
-        if number + 1 < len(weights.head):
-            np.maximum(y, LEAKY_SLOPE * y, out=y)
-        values.append(y)
-    return values
-
-
-def sage_scores(
-    weights: SageWeights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats, graph: Neighbours
-) -> Floats:
-    """Score one kernel's configurations (C, D); returns (C,)."""
-    nodes, slots = first_products(weights, features, opcode, configs[None])
-    pooled = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *graph.tables, False)
-    return head_values(weights, pooled[0])[-1][:, 0]

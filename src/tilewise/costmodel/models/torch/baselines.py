@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewise.costmodel.data.schema import N_OPCODES
-from tilewise.costmodel.models.numpy.baselines import available
-from tilewise.costmodel.models.torch.fused import early_join_sage, supports
+from tilewise.costmodel.models.torch.fused import available, early_join_sage, supports
 from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding, Stack, activation, l2_normalize, sage
 from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.errors import ConfigurationError
