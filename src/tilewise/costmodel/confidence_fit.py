@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,27 +12,13 @@ from tilewise.costmodel.confidence import _MAX_LOGIT, outside_log_odds
 from tilewise.costmodel.data.kernel import Kernel, ranking
 
 WITHIN = 0.01  # relative slowdown that counts as nearly optimal
-
-
 _KS = (1, 5)
-
-
 _MIN_KERNELS = 5  # fewer are not enough to fit two parameters
-
-
 _RIDGE = 1e-2  # weak L2 penalty of the logistic regression, for separable data
-
-
 _NEWTON_STEPS = 50
 
 
-class ScoringModel(Protocol):
-    """Anything that scores the configurations of a kernel."""
-
-    def score(self, kernel: Kernel) -> npt.NDArray[np.float32]: ...
-
-
-def calibrate(model: ScoringModel, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
+def calibrate(model: Any, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
     """Fit the calibration that is stored with a model; None if there are too few kernels."""
     from tilewise.costmodel.metrics import top_k_error
 

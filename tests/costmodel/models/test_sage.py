@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
 from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
-from tilewise.costmodel.features.scaling import Neighbours  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.torch import build_model, score_inputs  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
@@ -108,18 +107,17 @@ def test_a_node_without_length_keeps_its_gradient_finite(plainly):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(np.abs(theirs).max())))
 
 
-def test_graphs_joined_keep_their_own_numbers():
-    rng = np.random.default_rng(3)
-    parts = [graph(n, 1, rng).neighbours for n in (4, 1, 6)]
-    joined = Neighbours.concatenate(parts)
-    assert joined.first_node.tolist() == [0, 4, 5, 11]
-    start = 0
-    for part in parts:
-        for node in range(len(part.first_edge) - 1):
-            own = part.indices[part.first_edge[node] : part.first_edge[node + 1]]
-            there = joined.indices[joined.first_edge[start + node] : joined.first_edge[start + node + 1]]
-            assert own.tolist() == there.tolist()
-        start += len(part.first_edge) - 1
+def test_neighbour_lists_hold_both_ends_of_every_edge():
+    rng = np.random.default_rng(0)
+    parts = [graph(n, 1, rng) for n in (4, 1, 6)]
+    batch = collate(parts)
+    first_node, first, neighbours = batch.neighbour_lists
+    assert first_node.tolist() == [0, 4, 5, 11] and first[-1] == len(neighbours)
+    for start, part in zip(first_node, parts, strict=False):
+        for node in range(len(part.node)):
+            expected = [v for u, v in part.edges if u == node] + [u for u, v in part.edges if v == node]
+            own = neighbours[first[start + node] : first[start + node + 1]]
+            assert sorted(own.tolist()) == sorted(expected)
 
 
 @pytest.mark.parametrize("damage", ["neighbour", "edges", "nodes", "width", "layer"])

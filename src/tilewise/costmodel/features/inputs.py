@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-
-if TYPE_CHECKING:
-    from tilewise.costmodel.features.scaling import Neighbours
 
 Floats = npt.NDArray[np.float32]
 # Imported by name: a model reads one kind of inputs and needs no code of the others.
@@ -33,18 +29,10 @@ class ModelInputs:
     opcode: npt.NDArray[np.int64]  # (n,)
     edges: npt.NDArray[np.int32]  # (m, 2)
     config: Floats  # (c, D)
-    parent: ModelInputs | None = None  # the inputs that these were selected from; it caches what depends on the graph
-
-    @cached_property
-    def neighbours(self) -> Neighbours:
-        """Adjacency lists of the graph, for the compiled graph networks."""
-        from tilewise.costmodel.features.scaling import Neighbours
-
-        return Neighbours.from_edges(self.edges, len(self.node)) if self.parent is None else self.parent.neighbours
 
     def with_config(self, config: Floats) -> ModelInputs:
         """Return inputs of the same kernel with other configurations."""
-        return ModelInputs(self.node, self.opcode, self.edges, config, self.parent or self)
+        return ModelInputs(self.node, self.opcode, self.edges, config)
 
 
 class Preparation(Protocol):

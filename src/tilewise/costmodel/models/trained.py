@@ -19,6 +19,7 @@ from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.models.file_writer import FileContents, file_contents, write_tensors
 from tilewise.costmodel.models.files import BLEND, ModelFile, read_model_file, report_misfit
+from tilewise.costmodel.models.scorer import RIDGE, Scorer, restore_scorer
 from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.blend import Blend
     from tilewise.costmodel.models.gbdt import GBDT
-    from tilewise.costmodel.models.scorer import Scorer
 
 
 @dataclass(eq=False)
@@ -56,8 +56,6 @@ class TrainedModel:
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """Score some configurations in float64 with the NumPy scorer; None for a user's own class, which has none."""
-        from tilewise.costmodel.models.scorer import Scorer
-
         # Names with a colon are user classes, which have no NumPy scorer.
         if ":" in self.name:
             return None
@@ -93,13 +91,7 @@ def load_model(
 def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
     """Build the model of a validated file; weights are compared with the model's shapes first."""
     # Trees and the ridge model need no torch.
-    if file.record["model"] == "GBDT":
-        from tilewise.costmodel.models.gbdt import restore_gbdt
-
-        return restore_gbdt(file)
-    if file.record["model"] == "CpuRidge":
-        from tilewise.costmodel.models.scorer import restore_scorer
-
+    if file.record["model"] in ("GBDT", RIDGE):
         return restore_scorer(file, path)
     import torch
 

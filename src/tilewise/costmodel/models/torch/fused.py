@@ -119,7 +119,7 @@ class SagePass:
         """
         weights = SageWeights.from_arrays([tensor.detach().contiguous().numpy() for tensor in tensors], depth)
         nodes, slots = first_products(weights, batch.node.numpy(), batch.opcode.numpy(), batch.config.numpy())
-        result = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
+        result = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.neighbour_lists, keep)
         pooled, saved = result if keep else (result, None)
         return cls(batch, weights, nodes, slots, saved, head_values(weights, pooled.reshape(-1, pooled.shape[-1])))
 
@@ -135,11 +135,11 @@ class SagePass:
         # Head, then the GraphSAGE layers, then the first products.
         grad_pooled, grad_head = _head_grad(self.weights, self.hidden, grad.reshape(-1, 1))
         kernels, biases = self.weights.later
-        graph = self.batch.graph
+        first_node, first_edge, neighbours = self.batch.neighbour_lists
         grad_nodes, grad_slots, grad_bias, *grad_later = _kernels.sage_backward(
             grad=grad_pooled.reshape(*self.slots.shape[:2], -1), saved=self.saved, nodes=self.nodes,
             configs=self.slots, bias=self.weights.first_bias, kernels=kernels, biases=biases,
-            first_node=graph.first_node, first_edge=graph.first_edge, neighbours=graph.indices,
+            first_node=first_node, first_edge=first_edge, neighbours=neighbours,
         )  # fmt: skip
         # The kernels overwrite the saved activations.
         self.saved = None

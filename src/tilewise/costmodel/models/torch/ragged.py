@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from tilewise.costmodel.features.inputs import ModelInputs
-from tilewise.costmodel.features.scaling import Neighbours
 
 # Entries, zeros between the blocks included, up to which one dense matrix is faster on a CPU: measured; insensitive
 # between 1 << 15 and 1 << 18 (six baselines on batches of ten graphs of 20 to 80 nodes).
@@ -153,9 +152,17 @@ class KernelBatch:
         return self._edges[:, 1]
 
     @cached_property
-    def graph(self) -> Neighbours:
-        """A + A^T in the format of the compiled kernels."""
-        return Neighbours.concatenate([kernel.neighbours for kernel in self.inputs])
+    def neighbour_lists(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """A + A^T for the compiled kernels; a repeated edge counts every time.
+
+        First node of each kernel (K + 1,), first neighbour of each node (N + 1,), and the neighbours, numbered within
+        their kernel.
+        """
+        local = np.concatenate([kernel.edges for kernel in self.inputs])
+        rows, columns = np.concatenate([self.producer, self.consumer]), local.T.ravel()
+        first_neighbour = np.cumsum(np.bincount(rows + 1, minlength=self.n_nodes + 1))
+        neighbours = columns[np.argsort(rows, kind="stable")].astype(np.int32)
+        return np.append(_starts(self.node_counts), self.n_nodes), first_neighbour, neighbours
 
     @cached_property
     def neighbours(self) -> SparseMatrix:
