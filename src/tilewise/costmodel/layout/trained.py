@@ -29,7 +29,7 @@ from tilewise.costmodel.layout.train import fixed_sample
 from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau
 from tilewise.costmodel.models.file_writer import write_tensors
 from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit
-from tilewise.costmodel.models.trained import check_weights
+from tilewise.costmodel.models.trained import restored_module
 from tilewise.costmodel.training.loop import METRICS, kernel_metrics
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 
@@ -113,7 +113,6 @@ def build_layout_model(name: str, node_width: int, kwargs: Mapping[str, Any]) ->
 
 def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayoutModel:
     """Load the layout model in a file, or in the folder of a training run."""
-    import torch
 
     file = model_path(path)
     tensors, record = read_tensors(file)
@@ -127,11 +126,7 @@ def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayoutMod
     scaling = Scaling.restore({k.removeprefix("scale."): v for k, v in tensors.items() if k.startswith("scale.")})
     weights = {k.removeprefix("weight."): v for k, v in tensors.items() if k.startswith("weight.")}
     error = FileFormatError(f"The weights in {file} do not fit the model {name[:80]}.")
-    # Compare the shapes before building the module: a file may ask for sizes that it has no weights for.
-    check_weights(weights, kwargs, lambda: build_layout_model(name, scaling.width, kwargs)[0], error)
-    module, _ = build_layout_model(name, scaling.width, kwargs)
-    with report_misfit(name):
-        module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
+    module = restored_module(weights, kwargs, lambda: build_layout_model(name, scaling.width, kwargs)[0], error)
     return TrainedLayoutModel(module.eval().to(device), scaling, record)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.blend import Blend
     from tilewise.costmodel.models.gbdt import GBDT
+
+
+Module = TypeVar("Module", bound="nn.Module")
 
 
 @dataclass(eq=False)
@@ -93,8 +96,6 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
     # Trees and the ridge model need no torch.
     if file.record["model"] in ("GBDT", RIDGE):
         return restore_scorer(file, path)
-    import torch
-
     from tilewise.costmodel.models.torch import build_model
 
     name = _trusted_name(file.record["model"], model_class, path)
@@ -102,15 +103,9 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
     with report_misfit(name):
         # Damaged tables can make the widths fail.
         widths = file.preparation.node_width, file.preparation.config_width
-    if ":" not in name:
-        # A user's own class may allocate anything; for ours, shapes are compared before memory is allocated.
-        misfit = FileFormatError(f"The weights in {path} do not fit the model {name}.")
-        check_weights(file.weights, kwargs, lambda: build_model(name, *widths, kwargs), misfit)
-    module = build_model(name, *widths, kwargs)
-    try:
-        module.load_state_dict({k: torch.from_numpy(v) for k, v in file.weights.items()})
-    except RuntimeError as error:
-        raise FileFormatError(f"The weights in {path} do not fit the model {name}.") from error
+    misfit = FileFormatError(f"The weights in {path} do not fit the model {name}.")
+    meta = ":" not in name  # a user's own class need not work without memory, and may allocate anything
+    module = restored_module(file.weights, kwargs, lambda: build_model(name, *widths, kwargs), misfit, meta=meta)
     return TrainedModel(module.eval().to(device), file.preparation, file.schema, file.record, device)
 
 
@@ -128,18 +123,31 @@ def _trusted_name(name: str, model_class: str | None, path: str | Path) -> str:
     return model_class
 
 
-def check_weights(
-    weights: Mapping[str, npt.NDArray[Any]], kwargs: Any, build: Callable[[], nn.Module], error: FileFormatError
-) -> None:
-    """Raise `error` unless the model that a file describes has the file's tensors, without allocating the model."""
+def restored_module(
+    weights: Mapping[str, npt.NDArray[Any]],
+    kwargs: Any,
+    build: Callable[[], Module],
+    error: FileFormatError,
+    *,
+    meta: bool = True,
+) -> Module:
+    """Return the module that a file describes with the file's weights; raise `error` unless these have its shapes.
+
+    On the meta device tensors have no memory, so that a file cannot make us allocate more than it has itself.
+    """
     import torch
 
-    sizes = [size for array in weights.values() for size in array.shape]
-    limit = max([len(weights), *sizes])  # no argument of a model can exceed every dimension of its weights
-    if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > limit for v in kwargs.values()):
-        raise error
-    # Tensors on the meta device have shapes but no memory.
-    with torch.device("meta"):
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+    if meta:
+        sizes = [size for array in weights.values() for size in array.shape]
+        limit = max([len(weights), *sizes])  # no argument of a model can exceed every dimension of its weights
+        if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > limit for v in kwargs.values()):
+            raise error
+        tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    with torch.device("meta" if meta else "cpu"):
         module = build()
-    if {k: tuple(v.shape) for k, v in module.state_dict().items()} != {k: v.shape for k, v in weights.items()}:
-        raise error
+    try:
+        module.load_state_dict(tensors, assign=meta)
+    except RuntimeError as mismatch:
+        raise error from mismatch
+    return module
