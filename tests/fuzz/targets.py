@@ -309,7 +309,7 @@ def tuning_json(folder: Path) -> Target:
 
 @target
 def kernel_npz(folder: Path) -> Target:
-    from tilewise.costmodel.data.kernel_file import read_kernel
+    from tilewise.costmodel.data.shards import read_kernel
 
     return Target(write_npz(kernels()[0], folder), lambda path: read_kernel(path, 24), (in_npz,))
 

@@ -15,9 +15,9 @@ import pytest
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection, write_npz
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import program_of
-from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.npz import read_npz
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
+from tilewise.costmodel.data.shards import read_kernel
 from tilewise.costmodel.data.writing import npz_bytes
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 

@@ -21,8 +21,8 @@ from course import flags as course
 from tilewise.costmodel import featurize_hlo
 from tilewise.costmodel.course.predictions import read_predictions, write_kaggle
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
-from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.schema import Schema, read_schema
+from tilewise.costmodel.data.shards import read_kernel
 from tilewise.costmodel.data.writing import write_collection
 from tilewise.costmodel.hlo.tuning_data import convert_tuning_data
 from tilewise.errors import TilewiseError

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.costmodel import featurize_hlo
-from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.shards import read_kernel
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.proto import hlo_pb2, tuning_pb2
 from tilewise.costmodel.hlo.tuning_data import convert_tuning_data, read_tuning_data

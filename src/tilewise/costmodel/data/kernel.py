@@ -2,7 +2,7 @@
 
 `make_kernel` is the only way from arrays of a file to a `Kernel`. It checks everything the rest of the package relies
 on: shapes, dtypes, edges inside the graph, finite features, and runtimes that are all positive or, in an unlabelled
-split, all zero. `kernel_file.read_kernel` reads the arrays.
+split, all zero. `shards.read_kernel` reads the arrays.
 """
 
 from __future__ import annotations

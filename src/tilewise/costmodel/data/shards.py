@@ -1,4 +1,4 @@
-"""Stores a split as six flat memory-mapped files that the operating system pages in on demand.
+"""Reads kernel files and stores a split as six flat memory-mapped files that the operating system pages in on demand.
 
 Thousands of small compressed files become one array per key plus a table of offsets. Opening a split then reads only
 the index, and a kernel is a handful of views. The folder is written under a temporary name while a lock is held and is
@@ -24,18 +24,54 @@ from tilewise._files import read_json_input
 from tilewise._system import cache_folder
 from tilewise.costmodel.data.collection import NOISE_KEYS, Collection, MeasuredKernel, attach_noise
 from tilewise.costmodel.data.dataset import COLUMNS, INDEX, SPLITS, Split, from_kernels
-from tilewise.costmodel.data.kernel_file import read_kernel
+from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.npz import Array, read_npz
 from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema, read_schema
 from tilewise.costmodel.data.writing import SplitWriter
 from tilewise.errors import FileFormatError, UnavailableError
 
 _FORMAT = 3  # version of the converted files
+_GRAPH_KEYS, _CONFIG_KEYS = ("node_feat", "node_opcode", "edge_index"), ("config_feat", "config_runtime")
+_NORMALIZERS = "config_runtime_normalizers"
+_MAX_RUNTIME_NS = 1e18  # limit for untrusted files, far above TpuGraphs' largest kernel
 _MAX_INDEX_BYTES = 256 << 20  # limit for untrusted files; enough for a few million kernels
 _CHUNK_NUMBERS = 1 << 22  # 16 to 32 MiB, so that checking does not load a whole memory-mapped array
 
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES = 15.0  # arbitrary: a log of an hour stays under 250 lines
+
+
+def read_kernel(path: Path, width: int) -> Kernel:
+    """Read and check one npz file whose configurations have `width` features; keys beyond the six are ignored.
+
+    A file without a graph gets a graph of one unknown instruction. A file without normalizers is normalized by the
+    kernel's median runtime.
+    """
+    # The graph and the normalizers may be absent; a part of a graph may not.
+    arrays = read_npz(path, _CONFIG_KEYS, (*_GRAPH_KEYS, _NORMALIZERS))
+    if not arrays.keys() & set(_GRAPH_KEYS):
+        unknown = np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(1, np.uint8), np.zeros((0, 2), np.int32)
+        arrays |= dict(zip(_GRAPH_KEYS, unknown, strict=True))
+    if missing_keys := [key for key in _GRAPH_KEYS if key not in arrays]:
+        raise FileFormatError(f"{path} lacks {', '.join(missing_keys)}; a graph needs {', '.join(_GRAPH_KEYS)}.")
+    arrays["config_runtime"] = _whole_nanoseconds(arrays["config_runtime"], path)
+    if _NORMALIZERS not in arrays:
+        runtime = arrays["config_runtime"]
+        # The upper median is one of the measured runtimes; the slice is empty for an empty array.
+        median = np.sort(runtime.reshape(-1))[runtime.size // 2 : runtime.size // 2 + 1]
+        arrays[_NORMALIZERS] = np.broadcast_to(median, runtime.shape) if median.size else runtime
+    return make_kernel(path.stem, width=width, where=str(path), **arrays)
+
+
+def _whole_nanoseconds(runtime: Array, path: Path) -> Array:
+    """Round float runtimes to integers; a positive runtime below 1 ns becomes 1 because 0 means unlabelled."""
+    if runtime.dtype.kind != "f":
+        return runtime
+    if not np.isfinite(runtime).all() or (runtime < 0).any() or (runtime > _MAX_RUNTIME_NS).any():
+        raise FileFormatError(
+            f"{path}: config_runtime contains a value that is not a time in nanoseconds; omit failed configurations."
+        )
+    return np.where(runtime > 0, np.maximum(1, np.rint(runtime)), 0).astype(np.int64)
 
 
 def open_folder(

@@ -48,7 +48,10 @@ def fit_ridge(
     moment = np.zeros((N_GROUPS, width + HIDDEN))
     for kernel in labelled:
         config = features.apply(kernel).config
-        z, y = np.hstack([config, random_features(weights, config)]), np.log(kernel.target)
+        z, y = (
+            np.hstack([config, _relu_layer(config, weights["hidden"], weights["hidden_bias"])]),
+            np.log(kernel.target),
+        )
         # Fast configurations matter most; a kernel's total weight is bounded.
         weight = np.exp(-SHARPNESS * (y - y.min()))
         weight *= min(len(y), _MAX_KERNEL_WEIGHT) / weight.sum()
@@ -60,11 +63,6 @@ def fit_ridge(
     ridge = PENALTY * np.eye(width + HIDDEN)
     out = np.stack([np.linalg.solve(g + ridge, b) for g, b in zip(gram, moment, strict=True)])
     return weights | {"out": out.astype(np.float32)}, features
-
-
-def random_features(w: Mapping[str, Floats], config: Floats) -> Floats:
-    """Compute the ReLU random features, (C, HIDDEN)."""
-    return _relu_layer(config, w["hidden"], w["hidden_bias"])
 
 
 def score_ridge(w: Mapping[str, Floats], config: Floats) -> Floats:

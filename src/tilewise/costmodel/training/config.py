@@ -49,20 +49,18 @@ class TrainSettings:
     def __post_init__(self) -> None:
         """Check every setting."""
         # Counts, then rates, then names.
-        for name in ("epochs", "configs", "batch", "eval_every"):
-            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= _MAX_COUNT:
-                raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
-        if not isinstance(self.least_steps, int) or not 0 <= self.least_steps <= _MAX_COUNT:
-            raise ConfigurationError(f"least_steps must be a whole number of at least 0, not {self.least_steps!r}.")
+        for name, least in (("epochs", 1), ("configs", 1), ("batch", 1), ("eval_every", 1), ("least_steps", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= _MAX_COUNT:
+                raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {value!r}.")
         for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled", "fastest"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise ConfigurationError(f"{name} must be a number of at least 0, not {value!r}.")
-        if self.average >= 1:
-            raise ConfigurationError(f"average must be below 1, not {self.average}.")
-        if not self.fastest < 1:
-            raise ConfigurationError(f"fastest must be below 1, not {self.fastest!r}.")
-        if not 0 <= self.settled <= 1:
+        for name in ("average", "fastest"):
+            if getattr(self, name) >= 1:
+                raise ConfigurationError(f"{name} must be below 1, not {getattr(self, name)!r}.")
+        if self.settled > 1:
             raise ConfigurationError(f"settled must be between 0 and 1, not {self.settled!r}.")
         if self.select not in SELECTABLE:
             raise ConfigurationError(f"select must be one of {', '.join(SELECTABLE)}, not {self.select!r}.")

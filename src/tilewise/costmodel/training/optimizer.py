@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -54,7 +53,6 @@ class FlatAdam:
         self._compiled = native is not None and device.type == "cpu"
         if self._compiled:
             self._vectors = [v.numpy() for v in (self.values, self.grads, self.mean, self.square)]
-            self._grad_views = [p.grad.view(-1).numpy() for p in self.parameters if p.grad is not None and p.numel()]
 
     def zero_grad(self) -> None:
         self.grads.zero_()
@@ -84,7 +82,7 @@ class FlatAdam:
     def device_step(self) -> None:
         """Clip and update by tensor operations alone, as a captured graph can replay them."""
         if self.clip_norm is not None:
-            self._clip_tensors(self.clip_norm)
+            self._clip(self.clip_norm)
         self.count += 1
         self._update()
 
@@ -114,16 +112,6 @@ class FlatAdam:
 
     def _clip(self, limit: float) -> None:
         """Scale every gradient whose norm exceeds the limit."""
-        if self._compiled:
-            for grad in self._grad_views:
-                norm = float(_kernels.sum_of_squares(grad)) ** 0.5
-                if not norm <= limit:
-                    grad *= np.float32(limit / norm)
-            return
-        self._clip_tensors(limit)
-
-    def _clip_tensors(self, limit: float) -> None:
-        """Scale the gradients by torch operations."""
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
         factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)

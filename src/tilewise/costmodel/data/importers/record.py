@@ -117,21 +117,13 @@ def _flatten(name: str, value: Any, result: dict[str, Value], depth: int) -> Non
     """Add `value` to `result`: list items under numbered names, table items under dotted names."""
     if len(result) >= MAX_VALUES or depth > _MAX_DEPTH:
         raise BadRecordError(f"more than {MAX_VALUES} values, or nested too deeply")
-    # The most frequent types come first: this function runs once per value of a log.
-    kind = type(value)
-    if kind is int or kind is float:
-        result[name[:MAX_NAME]] = _check_number(value)
-    elif kind is str:
-        result[name[:MAX_NAME]] = _parse_word(value)
-    elif value is None:
-        return
-    elif kind is list or kind is tuple:
+    if isinstance(value, list | tuple):
         for position, item in enumerate(value):
             _flatten(f"{name}_{position}", item, result, depth + 1)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _flatten(f"{name}.{_check_name(key)}", item, result, depth + 1)
-    else:
+    elif value is not None:
         result[name[:MAX_NAME]] = plain_value(value)
 
 
