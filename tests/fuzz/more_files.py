@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzz.damage import Rng, in_checked_json, in_json, in_lines, in_npz
+from fuzz.damage import Rng, in_checked_json, in_lines, in_npz
 from fuzz.targets import TARGETS, TENSORS, Target, _imported, target
 
 
@@ -118,16 +118,6 @@ def _use_layouts(path: Path, folder: Path) -> None:
 @target
 def layout_graph(folder: Path) -> Target:
     return Target(_layout_file(folder), lambda path: _use_layouts(path, folder), (in_npz,))
-
-
-@target
-def layout_index(folder: Path) -> Target:
-    from tilewise.costmodel.layout import open_graph
-
-    file = _layout_file(folder)
-    open_graph(file, folder / "cache")
-    (index,) = (folder / "cache").glob("*/index.json")
-    return Target(index, lambda path: _use_layouts(file, folder), (in_json,))
 
 
 @target
