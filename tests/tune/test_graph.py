@@ -17,7 +17,7 @@ XLA_TYPES = {"pred": 1, "s32": 4, "f16": 10, "f32": 11, "bf16": 16}
 
 def as_module(builder: GraphBuilder) -> bytes:
     """The same instructions as a serialized HloModuleProto."""
-    hlo_pb2 = pytest.importorskip("tilewise.costmodel.hlo.proto.hlo_pb2")
+    hlo_pb2 = pytest.importorskip("tilewise.costmodel.hlo.proto").hlo_pb2
     module = hlo_pb2.HloModuleProto()
     numbers: dict[int, int] = {}
     regions = [node.calls for node in builder.nodes if node.calls is not None]

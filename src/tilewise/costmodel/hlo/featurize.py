@@ -56,9 +56,9 @@ def featurize_module(module: Any) -> KernelGraph:
 
 
 def protobuf_classes(name: str) -> Any:
-    """Import the generated module `name`; raise `UnavailableError` if protobuf is not installed."""
+    """Return the message classes of one of the files in `proto`; raise `UnavailableError` if protobuf is missing."""
     try:
-        return importlib.import_module(f"tilewise.costmodel.hlo.proto.{name}")
+        return getattr(importlib.import_module("tilewise.costmodel.hlo.proto"), name)
     except ImportError as error:
         raise UnavailableError("Reading HLO needs protobuf: pip install 'tilewise[train]'.") from error
 
