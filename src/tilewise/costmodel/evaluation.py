@@ -76,8 +76,8 @@ def evaluate(
         if Analytical.applies(dataset.schema):
             formula = Analytical(dataset.train if len(dataset.train) else kernels)
             rows.append(_model_row("analytical", formula, kernels, seed))
-        rows.append(_baseline_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
-        rows.append(_baseline_row("random", random_errors(kernels, KS, seed), kernels.programs, seed))
+        rows.append(_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
+        rows.append(_row("random", random_errors(kernels, KS, seed), kernels.programs, seed))
     noise = _noise(dataset, kernels)
     return Evaluation(split, len(kernels), kernels.n_configs, rows, noise, _ceiling(kernels, noise, seed))
 
@@ -86,18 +86,13 @@ def _model_row(name: str, model: Model, kernels: Split, seed: int) -> Evaluation
     """Score all kernels with a model and summarize its metrics."""
     metrics = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
     columns = {metric: np.array([row[metric] for row in metrics]) for metric in metrics[0]}
-    return _row(name, columns | {"tile_score": 1.0 - columns["top5"]}, kernels.programs, seed)
-
-
-def _baseline_row(
-    name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int
-) -> EvaluationRow:
-    return _row(name, columns | {"tile_score": 1.0 - columns["top5"]}, programs, seed)
+    return _row(name, columns, kernels.programs, seed)
 
 
 def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> EvaluationRow:
     """Summarize metrics of kernels, overall and by program."""
     kernel_program = np.array(programs)
+    columns = columns | {"tile_score": 1.0 - columns["top5"]}
     by_program = {
         program: {metric: nan_mean(values[kernel_program == program].tolist()) for metric, values in columns.items()}
         for program in sorted(set(programs))

@@ -85,25 +85,22 @@ def as_product(kernel: Kernel) -> MatrixProduct:
         float((feat[parameters[2:], NODE_COLUMN["shape_dimensions_1"]] > 1).any()) if len(parameters) > 2 else 0.0
     )
     slow = bool((opcode == _ERF).any())
+    epilogue: dict[str, Any] = {"epilogue_reads": epilogue_reads, "slow_epilogue": slow}
     if convolution:
         pixels, window = max(heavy[2], 1) * max(heavy[3], 1), max(second[2], 1) * max(second[3], 1)
-        depth = max(first[1], 1) * window
         return MatrixProduct(
-            batch=max(heavy[0], 1), m=pixels, n=max(heavy[1], 1), k=depth, window=window, row=max(heavy[3], 1),
-            convolution=True, element_bytes=4.0, a_transposed=False, b_transposed=False,
-            epilogue_reads=epilogue_reads, slow_epilogue=slow,
+            batch=max(heavy[0], 1), m=pixels, n=max(heavy[1], 1), k=max(first[1], 1) * window, window=window,
+            row=max(heavy[3], 1), convolution=True, element_bytes=4.0, a_transposed=False, b_transposed=False,
+            **epilogue,
         )  # fmt: skip
     # A product with three dimensions is a batch; the first is its length.
-    batched = heavy[2] > 0
-    batch, m, n = (heavy[0], heavy[1], heavy[2]) if batched else (1.0, heavy[0], heavy[1])
-    k = first[2] if batched else first[1]
+    lead = 1 if heavy[2] > 0 else 0
     # An operand is transposed if its last dimension is not the contiguous one.
-    transposed = [bool(feat[p, _MINOR] != (2 if batched else 1)) for p in parameters[:2]]
+    transposed = [*(bool(feat[p, _MINOR] != lead + 1) for p in parameters[:2]), False, False]
     return MatrixProduct(
-        batch=max(batch, 1), m=max(m, 1), n=max(n, 1), k=max(k, 1), window=1.0, row=1.0,
-        convolution=False, element_bytes=1.0 if int8 else 4.0, a_transposed=transposed[0] if transposed else False,
-        b_transposed=transposed[1] if len(transposed) > 1 else False,
-        epilogue_reads=epilogue_reads, slow_epilogue=slow,
+        batch=max(heavy[0], 1) if lead else 1.0, m=max(heavy[lead], 1), n=max(heavy[lead + 1], 1),
+        k=max(first[lead + 1], 1), window=1.0, row=1.0, convolution=False, element_bytes=1.0 if int8 else 4.0,
+        a_transposed=transposed[0], b_transposed=transposed[1], **epilogue,
     )  # fmt: skip
 
 

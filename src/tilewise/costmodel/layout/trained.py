@@ -10,7 +10,6 @@ take the same time has no order to predict and is left out of the mean.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,11 +91,11 @@ def build_layout_model(name: str, node_width: int, kwargs: Mapping[str, Any]) ->
     A model file stores the completed arguments, so that it stays valid if a default changes.
     """
     from tilewise.costmodel.layout.models import MODELS
+    from tilewise.costmodel.models.torch import constructor_defaults
 
     if name not in MODELS:
         raise ConfigurationError(f"There is no layout model {name!r}; {did_you_mean(name, MODELS)}")
-    signature = inspect.signature(MODELS[name]).parameters.values()
-    defaults = {parameter.name: parameter.default for parameter in signature if parameter.name != "node_width"}
+    defaults = constructor_defaults(MODELS[name])
     arguments = defaults | dict(kwargs)
     try:
         # The arguments may come from an untrusted file: check type and size before anything is allocated.

@@ -136,20 +136,10 @@ class KernelBatch:
         return torch.from_numpy(np.repeat(np.arange(len(self.node_counts)), self.node_counts)).to(self.device)
 
     @cached_property
-    def _edges(self) -> npt.NDArray[np.int64]:
-        """Return the edges of all graphs, with node numbers that count through the batch."""
+    def edges(self) -> npt.NDArray[np.int64]:
+        """Edges [consumer, producer] of all graphs, (M, 2), with node numbers that count through the batch."""
         first = _starts(self.node_counts)
         return np.concatenate([kernel.edges.astype(np.int64) + first[row] for row, kernel in enumerate(self.inputs)])
-
-    @property
-    def consumer(self) -> npt.NDArray[np.int64]:
-        """First node u of each edge [u, v], (M,)."""
-        return self._edges[:, 0]
-
-    @property
-    def producer(self) -> npt.NDArray[np.int64]:
-        """Second node v of each edge [u, v], (M,)."""
-        return self._edges[:, 1]
 
     @cached_property
     def neighbour_lists(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -159,7 +149,7 @@ class KernelBatch:
         their kernel.
         """
         local = np.concatenate([kernel.edges for kernel in self.inputs])
-        rows, columns = np.concatenate([self.producer, self.consumer]), local.T.ravel()
+        rows, columns = self.edges[:, ::-1].T.ravel(), local.T.ravel()
         first_neighbour = np.cumsum(np.bincount(rows + 1, minlength=self.n_nodes + 1))
         neighbours = columns[np.argsort(rows, kind="stable")].astype(np.int32)
         return np.append(_starts(self.node_counts), self.n_nodes), first_neighbour, neighbours
@@ -167,14 +157,13 @@ class KernelBatch:
     @cached_property
     def neighbours(self) -> SparseMatrix:
         """A + A^T."""
-        rows = np.concatenate([self.producer, self.consumer])
-        columns = np.concatenate([self.consumer, self.producer])
+        rows, columns = self.edges[:, ::-1].T.ravel(), self.edges.T.ravel()
         return sparse_matrix(rows, columns, np.ones(len(rows)), self._square, self.device, symmetric=True)
 
     @cached_property
     def degree(self) -> Tensor:
         """Number of neighbours of every node, (N,)."""
-        return torch.from_numpy(np.bincount(self._edges.ravel(), minlength=self.n_nodes)).to(self.node)
+        return torch.from_numpy(np.bincount(self.edges.ravel(), minlength=self.n_nodes)).to(self.node)
 
     @cached_property
     def normalized_adjacency(self) -> tuple[SparseMatrix, SparseMatrix]:
@@ -193,7 +182,7 @@ class KernelBatch:
     @cached_property
     def _normalized_entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         every = np.arange(self.n_nodes)
-        rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
+        rows, columns = np.concatenate([self.edges[:, 1], every]), np.concatenate([self.edges[:, 0], every])
         # Divide every row by its number of entries, the node itself included.
         return rows, columns, 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
 
