@@ -58,6 +58,9 @@ _DECISIONS = frozenset(
 )  # bit field of numerical splits: default direction and missing-value type
 
 
+_SPLIT_LISTS = ("split_feature", "threshold", "decision_type", "left_child", "right_child")
+
+
 @dataclass(eq=False)
 class GBDT:
     """Trained trees; they implement `ranking.Model`."""
@@ -256,27 +259,18 @@ def _head(header: dict[str, str], features: int, averages: bool) -> str:
 
 
 def _tree(fields: dict[str, str], features: int) -> str:
-    """Check one tree and write it with placeholders for the statistics that prediction does not need."""
+    """Check one tree and write it with placeholders for what prediction does not need."""
     leaves = _whole(fields["num_leaves"], _MAX_LEAVES, least=1)
     # tilewise trains neither; their extra lists would need checks of their own.
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
         raise ValueError("categories or linear leaves")
     # A binary tree with n leaves has n - 1 splits.
     splits = leaves - 1
-    lists = {
-        "split_feature": _numbers(fields, "split_feature", splits),
-        "split_gain": ["0"] * splits,
-        "threshold": _numbers(fields, "threshold", splits),
-        "decision_type": _numbers(fields, "decision_type", splits),
-        "left_child": _numbers(fields, "left_child", splits),
-        "right_child": _numbers(fields, "right_child", splits),
-        "leaf_value": _numbers(fields, "leaf_value", leaves),
-        "leaf_weight": ["1"] * leaves,
-        "leaf_count": ["1"] * leaves,
-        "internal_value": ["0"] * splits,
-        "internal_weight": ["1"] * splits,
-        "internal_count": ["1"] * splits,
-    }
+    lists = {name: _numbers(fields, name, splits) for name in _SPLIT_LISTS}
+    lists |= {"leaf_value": _numbers(fields, "leaf_value", leaves)}
+    # Statistics that prediction does not need.
+    lists |= {"split_gain": ["0"] * splits, "leaf_weight": ["1"] * leaves, "leaf_count": ["1"] * leaves}
+    lists |= {f"internal_{name}": ["0"] * splits for name in ("value", "weight", "count")}
     # Every index must be in range, because LightGBM does not check it.
     for feature in lists["split_feature"]:
         _whole(feature, features - 1)
