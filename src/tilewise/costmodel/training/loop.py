@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import KernelBatch
     from tilewise.costmodel.training.device_epochs import DeviceEpochs
-    from tilewise.costmodel.training.parallel import ProcessGroup
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
 _OPA_SLOTS = 32  # configurations per kernel in the training accuracy, which compares all pairs
@@ -264,10 +263,7 @@ class TrainingRun(ResumableRun):
                     break
                 optimizer.learning_rate = settings.learning_rate_at(share)
                 optimizer.zero_grad()
-                if self.processes is None:
-                    loss, scores = self._learn(batch)
-                else:
-                    loss, scores = self._learn_in_parallel(self.processes, inputs, targets, batch)
+                loss, scores = self._learn(batch, inputs, targets)
                 optimizer.step()
                 self._update_average()
                 total += loss
@@ -277,35 +273,28 @@ class TrainingRun(ResumableRun):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
         return {"epoch": epoch, "train_loss": total / batches, "train_opa": nan_mean(accuracies)}
 
-    def _learn(self, batch: KernelBatch) -> tuple[float, torch.Tensor]:
+    def _learn(self, batch: KernelBatch, inputs: Any, targets: Any) -> tuple[float, torch.Tensor]:
         """Add a batch's gradients, including the penalty's, to the optimizer's; returns loss and scores."""
         import torch
 
         # A model with compiled kernels may compute loss and gradients without autograd.
         learn: Any = getattr(self.module, "learn", None)
-        if learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False):
+        compiled = learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False)
+        if compiled and self.processes is None:
             total, scores = learn(batch, self.loss)
             return total, scores
-        scores = self._scores(batch)
+        if self.processes is None:
+            scores = self._scores(batch)
+        else:
+            scores = self.processes.scores(self._scores, inputs, targets, batch)
         loss = self._loss(scores, batch.target, batch.mask)
-        if self.penalty is not None:
+        # Of several processes only the first adds the penalty.
+        if self.penalty is not None and self.writes:
             loss = loss + self.penalty(batch)
         torch.autograd.backward(loss)
+        if self.processes is not None:
+            self.processes.sum_gradients(self.optimizer.grads)
         return float(loss.detach()), scores.detach()
-
-    def _learn_in_parallel(
-        self, processes: ProcessGroup, inputs: Any, targets: Any, batch: KernelBatch
-    ) -> tuple[float, torch.Tensor]:
-        """Do the same as `_learn` with several processes; only the first adds the penalty."""
-        total, scores = processes.backward(
-            forward=self._scores, loss_of=self._loss, inputs=inputs, targets=targets, batch=batch, device=self.device
-        )
-        if self.penalty is not None and processes.first:
-            penalty = self.penalty(batch)
-            penalty.backward()
-            total += float(penalty.detach())
-        processes.sum_gradients(self.optimizer.grads)
-        return total, scores
 
     def _scores(self, batch: KernelBatch) -> torch.Tensor:
         """Run the forward pass, in bfloat16 on a GPU."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.torch.ragged import KernelBatch
 
 Forward = Callable[["KernelBatch"], "torch.Tensor"]
-LossOf = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -36,33 +35,20 @@ class ProcessGroup:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def backward(
-        self,
-        forward: Forward,
-        loss_of: LossOf,
-        inputs: Sequence[Any],
-        targets: Sequence[Any],
-        batch: KernelBatch,
-        device: str,
-    ) -> tuple[float, torch.Tensor]:
-        """Backpropagate this process's share of the batch; returns the loss and all scores."""
-        import torch
-
+    def scores(
+        self, forward: Forward, inputs: Sequence[Any], targets: Sequence[Any], batch: KernelBatch
+    ) -> torch.Tensor:
+        """Return the scores of a batch, whose gradients sum to those of a single process over all processes."""
         from tilewise.costmodel.models.torch.ragged import collate
 
-        # With fewer kernels than processes, all compute the same and each contributes an equal share of the sum.
+        # With fewer kernels than processes, all compute the same and each contributes an equal share of the gradient.
         if len(inputs) < self.world:
-            scores = forward(batch)
-            loss = loss_of(scores, batch.target, batch.mask)
-            torch.autograd.backward(loss / self.world)
-            return float(loss.detach()), scores.detach()
+            every = forward(batch)
+            return every / self.world + every.detach() * (1 - 1 / self.world)
         # Kernels are dealt round robin, so that every process gets about the same work.
         share = slice(self.rank, None, self.world)
-        own_scores = forward(collate(list(inputs[share]), list(targets[share]), device))
-        scores = self._gather_scores(own_scores, len(inputs), batch.mask.shape[-1])
-        loss = loss_of(scores, batch.target, batch.mask)
-        torch.autograd.backward(loss)
-        return float(loss.detach()), scores.detach()
+        own = forward(collate(list(inputs[share]), list(targets[share]), batch.device))
+        return self._gather_scores(own, len(inputs), batch.mask.shape[-1])
 
     def _gather_scores(self, own: torch.Tensor, kernels: int, slots: int) -> torch.Tensor:
         """Gather all scores in the batch's order; only this process's own carry a gradient."""
