@@ -14,8 +14,8 @@ import functools
 import hashlib
 import json
 import re
+import secrets
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,14 +111,11 @@ def import_logs(
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `out` when the block ends without an error."""
+    # The name is known before the folder exists, so that a signal at any moment leaves nothing.
+    folder = out.parent / f".{out.name[:100]}.{secrets.token_hex(4)}.part"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}.", suffix=".part", dir=out.parent))
-    except OSError as error:
-        raise UnavailableError(f"{out} cannot be written ({error.strerror or error}).") from error
-    try:
+        folder.mkdir(parents=True)
         yield folder
-        folder.chmod(0o755)
         folder.rename(out)
     except OSError as error:
         raise UnavailableError(f"{out} cannot be written ({error.strerror or error}).") from error
