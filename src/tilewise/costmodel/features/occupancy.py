@@ -106,9 +106,9 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
     loads_per_step = (loads[0] + loads[1] if product else loads[0]) * warps
     loads += [ones] * (3 - len(loads))
     # Contiguous bytes of a tile of each tensor; a scalar operand counts as one byte.
-    stored = np.maximum(config[:, _OUTPUT][:, contiguous[0]] * element, 1.0)
-    read = np.maximum(config[:, _INPUT][:, contiguous[operand]] * element, 1.0)
-    other = np.maximum(config[:, _KERNEL][:, contiguous[2]] * element, 1.0) if product else ones
+    result_run = np.maximum(config[:, _OUTPUT][:, contiguous[0]] * element, 1.0)
+    first_run = np.maximum(config[:, _INPUT][:, contiguous[operand]] * element, 1.0)
+    second_run = np.maximum(config[:, _KERNEL][:, contiguous[2]] * element, 1.0) if product else ones
     features = [
         programs,
         whole_waves,
@@ -122,16 +122,16 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
         *(width * ones for width in load_bytes),
         *loads,
         np.maximum(loads_per_step * rounds, 1.0),
-        read,
-        other,
+        first_run,
+        second_run,
     ]
     # Bytes touched over bytes used: lines of all tensors, sectors of the operands.
-    runs = [(root, contiguous[0], stored), (tensors[operand], contiguous[operand], read)]
-    runs += [(second, contiguous[2], other)] if product else []
+    runs = [(root, contiguous[0], result_run), (tensors[operand], contiguous[operand], first_run)]
+    runs += [(second, contiguous[2], second_run)] if product else []
     alignments = [_row_alignment(float(size[at]) * element) for size, at, _ in runs]
-    for unit, first_run in ((_LINE_BYTES, 0), (_SECTOR_BYTES, 1)):
+    for unit, start in ((_LINE_BYTES, 0), (_SECTOR_BYTES, 1)):
         # On average an unaligned run touches one more unit, less its alignment.
-        pairs = list(zip(runs, alignments, strict=True))[first_run:]
+        pairs = list(zip(runs, alignments, strict=True))[start:]
         features += [1.0 + max(unit - alignment, 0) / run_bytes for (_, _, run_bytes), alignment in pairs]
         features += [ones] * (3 - len(runs))
     table: Numbers = np.log2(np.stack(features))

@@ -145,6 +145,7 @@ def _edges(module: Any) -> npt.NDArray[np.int64]:
     for computation, rows in zip(module.computations, rows_by_id, strict=True):
         for instruction in computation.instructions:
             consumer = rows[instruction.id]
+            # An operand that is used twice has one edge.
             for operand in set(instruction.operand_ids):
                 edges.append((consumer, _look_up(rows, operand, "instruction", instruction)))
             for callee in instruction.called_computation_ids:
@@ -167,6 +168,7 @@ def _number_nodes(module: Any) -> tuple[list[dict[int, int]], dict[int, int]]:
             row += 1
         if computation.id in roots:
             raise FileFormatError(f"The HLO module has two computations with id {computation.id}.")
+        # A call has an edge to the result of the called computation.
         if computation.root_id in rows:
             roots[computation.id] = rows[computation.root_id]
         rows_by_id.append(rows)

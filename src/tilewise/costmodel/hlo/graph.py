@@ -150,6 +150,7 @@ class GraphBuilder:
         """Return the graph's arrays; called computations come first, in the order of their callers."""
         subcomputations = [node.calls for node in self.nodes if node.calls is not None]
         computations = [*subcomputations, tuple(self.nodes)]
+        # Edges refer to rows, so rows are numbered first.
         order = [node for computation in computations for node in computation]
         row_of = {id(node): row for row, node in enumerate(order)}
         roots = {id(computation[-1]) for computation in computations}

@@ -25,6 +25,7 @@ def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epil
     g = GraphBuilder()
     a = g.parameter((*batch_shape, m, k), element, transposed=layout[0] == "t")
     b = g.parameter((*batch_shape, k, n), element, transposed=layout[1] == "t")
+    # Tensor cores round the operands of a tf32 product before they multiply.
     if dtype == "tf32":
         a, b = g.unary("reduce-precision", a), g.unary("reduce-precision", b)
     out = g.add("dot", (*batch_shape, m, n), "f32", a, b)
@@ -67,6 +68,7 @@ def conv_graph(
     epilogue: str,
 ) -> KernelGraph:
     """Return the graph of epilogue(conv2d(x, w)) in float32; x is (N, C, H, W), w (out, C / groups, height, width)."""
+    # Rows and columns have a window each, with equal padding on both sides.
     windows = [Window(w_shape[2 + i], stride[i], padding[i], padding[i]) for i in range(2)]
     sizes = [(x_shape[2 + i] + 2 * padding[i] - w_shape[2 + i]) // stride[i] + 1 for i in range(2)]
     g = GraphBuilder()
@@ -81,6 +83,7 @@ def add_epilogue(g: GraphBuilder, out: HloNode, epilogue: str, element: str, cha
 
     `epilogue` joins names by underscores, such as "bias_relu"; unknown names are ignored.
     """
+    # In the order of the kernels: everything in float32, and one rounding at the end.
     words = epilogue.split("_")
     if "bias" in words:
         bias = g.convert(g.parameter((out.shape[channel],), element), "f32")
@@ -163,6 +166,7 @@ def attention_graph(
     k = _repeat_heads(g, g.parameter((batch, kv_heads, keys, head), element), shared, heads)
     v = _repeat_heads(g, g.parameter((batch, kv_heads, keys, head), element), shared, heads)
     scores = g.add("dot", (batch, heads, queries, keys), "f32", q, k)
+    # The constant is 1 / sqrt(head).
     scores = g.binary("multiply", scores, g.full(scores.shape, "f32"))
     if causal:
         # The mask is computed from row and column indices; masked scores become a constant.

@@ -150,7 +150,7 @@ def _runtime(
         padding = _padding_ratio(node.shape, output_layout)
         if node.operands:
             total += _bytes(node) / _BYTES_PER_NS * padding
-        if node.opcode in ("convolution", "dot"):
+        if node in config_layouts and len(node.operands) == 2:
             # The weights are (window, inputs, outputs): a result takes a multiply-add per weight of its output.
             flops = 2.0 * float(np.prod(node.shape)) * float(np.prod(node.operands[1].shape[:-1]))
             total += flops / _FLOPS_PER_NS * padding

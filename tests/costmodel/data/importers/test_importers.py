@@ -22,7 +22,7 @@ from tilewise.costmodel.data.columns import select_columns
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
 from tilewise.costmodel.data.importers.build import gpu_name_in
-from tilewise.costmodel.data.importers.record_table import ConfigTable
+from tilewise.costmodel.data.importers.record_table import LoggedConfigs
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.importers.vllm import read_rows
 from tilewise.costmodel.data.schema import NODE_COLUMN, Schema
@@ -462,7 +462,7 @@ def test_the_literals_of_a_helion_configuration_are_read_as_python_reads_them(tm
 
 
 def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order():
-    rows = ConfigTable()
+    rows = LoggedConfigs()
     given = [
         {"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0}, {},
         {"a": "x", "b": 2.0}, {"b": 2.0, "a": "y"}, {"a": "x", "b": "x"}, {"a": 1.0, "b": "x"}, {"a": "x", "b": 2.0},

@@ -27,7 +27,7 @@ import numpy as np
 from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, tvm, vllm
 from tilewise.costmodel.data.importers.description import MATRIX_PRODUCT, KernelDescription, plain_graph
 from tilewise.costmodel.data.importers.record import LogRecord, Skip
-from tilewise.costmodel.data.importers.record_table import MAX_WORDS, ConfigTable, ConfigTimings, RecordTable
+from tilewise.costmodel.data.importers.record_table import MAX_WORDS, ConfigTimings, LoggedConfigs, RecordTable
 from tilewise.costmodel.data.importers.stream import Source, open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
@@ -166,7 +166,7 @@ class _Columns:
     has_tile_bounds: bool
 
     @staticmethod
-    def of(configs: ConfigTable, description: KernelDescription | None, report: ImportReport) -> _Columns:
+    def of(configs: LoggedConfigs, description: KernelDescription | None, report: ImportReport) -> _Columns:
         """Choose the columns: all parameters except those with too many words or equal to a tile bound."""
         # A parameter with thousands of words is an identifier rather than a setting.
         names, words = configs.names, dict(configs.words)
@@ -218,7 +218,7 @@ def _split_by_shape(identities: Iterable[str]) -> list[str]:
     return ["valid" if rank < valid else "test" if rank < valid + test else "train" for rank in ranks]
 
 
-def _config_features(configs: ConfigTable, columns: _Columns, description: KernelDescription | None) -> Array:
+def _config_features(configs: LoggedConfigs, columns: _Columns, description: KernelDescription | None) -> Array:
     """Compute the features of all configurations (configurations, columns) once: kernels share configurations."""
     if len(configs) * len(columns.features) > _MAX_FEATURES:
         raise FileFormatError(f"The log has {len(configs):,} configurations of {len(columns.features)} columns each.")

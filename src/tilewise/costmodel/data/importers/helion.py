@@ -47,15 +47,16 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
         return _parse_run_entry(run_entries.get(run_id, {}), default_kernel)
 
     def convert(row: list[str]) -> LogRecord | None:
-        fields = dict(zip(columns, row, strict=False))
-        status, run = fields.get("status", ""), run_of(fields.get("run_id", ""))
-        if status == "started":
+        """Convert a row; None for the row of a candidate that starts."""
+        fields = dict.fromkeys(columns, "") | dict(zip(columns, row, strict=False))
+        if fields["status"] == "started":
             return None
+        run = run_of(fields.get("run_id", ""))
         # The second file has the configuration as JSON; the CSV has its text only.
         entry = run.configs.get(fields.get("config_id"))
-        parameters = flat_values(entry) if isinstance(entry, Mapping) else _parse_config(fields.get("config", ""))
-        times = _parse_runtime(fields.get("perf_ms", "")) if status == "ok" else ()
-        failure = "" if times else status[:100]
+        parameters = flat_values(entry) if isinstance(entry, Mapping) else _parse_config(fields["config"])
+        times = _parse_runtime(fields["perf_ms"]) if fields["status"] == "ok" else ()
+        failure = "" if times else fields["status"][:100]
         return LogRecord(run.kernel, run.sizes, parameters, times, device=run.device, failure=failure)
 
     yield from convert_entries(rows, convert, skip, "a row that is not a record")

@@ -61,6 +61,7 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
     size_names = [columns[column] for column in size_columns]
 
     def convert(row: list[str]) -> LogRecord:
+        """Convert a row of the CSV."""
         config, times = _parse_choice(row[choice]), runtimes([float(row[feedback])], MILLISECOND_NS)
         return LogRecord(
             kernel=name,

@@ -82,6 +82,7 @@ def _cache_record(head: Mapping[str, Any], source: Source, entry: Any) -> LogRec
 def _record(
     source: Source, head: Mapping[str, Any], config: Any, times: Any, failure: Any, unit_ns: float = MILLISECOND_NS
 ) -> LogRecord:
+    """Build the record of an entry; without times it is a failure."""
     times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
     return LogRecord(
         kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),

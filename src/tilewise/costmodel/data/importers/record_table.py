@@ -45,7 +45,7 @@ class RecordTable:
 
     def __init__(self) -> None:
         self.identities: dict[str, int] = {}  # device, kernel and sizes as JSON with sorted keys -> number
-        self.configurations = ConfigTable()
+        self.configurations = LoggedConfigs()
         # A key has the kernel's number in the high 32 bits, then the configuration's number, and in the lowest bit
         # whether the configuration is the default.
         self._keys, self._times = array("q"), array("d")
@@ -119,7 +119,7 @@ class _Layout:
     numbers: dict[bytes, int] = field(default_factory=dict)  # row -> number of the configuration
 
 
-class ConfigTable:
+class LoggedConfigs:
     """The distinct configurations of a log; words are stored as their number in the word list of their parameter."""
 
     def __init__(self) -> None:

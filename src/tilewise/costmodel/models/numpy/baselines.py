@@ -191,9 +191,9 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], ModelInputs], Floats]] 
 def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     """Score all configurations, a chunk at a time."""
     early = model.startswith("Early")
-    chunk = max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node))) if early else _CHUNK_CONFIGS
-    parts = [inputs.config[start : start + chunk] for start in range(0, len(inputs.config), chunk)]
-    return np.concatenate([forward(model, weights, kwargs, inputs.with_config(part)) for part in parts])
+    size = max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node))) if early else _CHUNK_CONFIGS
+    chunks = [inputs.config[start : start + size] for start in range(0, len(inputs.config), size)]
+    return np.concatenate([forward(model, weights, kwargs, inputs.with_config(rows)) for rows in chunks])
 
 
 def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
