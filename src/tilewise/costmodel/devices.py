@@ -1,24 +1,58 @@
-"""Limits of a GPU architecture, as data; `h200` and `tilewise.gpu.devices` have the records of GPUs."""
+"""Record of the H200, on which the shipped models were trained; `tilewise.gpu.devices` has those of other GPUs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-KIB, MIB = 1 << 10, 1 << 20
-WARP_THREADS = 32  # of every NVIDIA GPU
+from tilewise.costmodel.architecture import MIB, SM_90, Architecture
+
+DATA_SHEET = "vendor data sheet"
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """Limits that all GPUs of an architecture share; "multiprocessor" includes AMD's compute units."""
+class SustainedRates:
+    """Rates that kernels reach in practice, measured by us; the runtime model's analytic costs are built on them."""
 
-    name: str  # as compilers name it: sm_90, gfx942
-    shared_bytes_per_block: int  # maximum that a block may request
-    shared_bytes_per_multiprocessor: int
-    registers_per_multiprocessor: int  # of 32 bits
-    max_warps: int  # resident on a multiprocessor
-    max_blocks: int  # resident on a multiprocessor
+    tensor_flops: float  # 16-bit multiply-adds count twice; at the clocks and the power of a long run
+    memory_bandwidth: float  # bytes per second
+    l2_bandwidth: float  # bytes per second
+    launch_seconds: float  # launch latency that nothing hides
+    empty_kernel_seconds: float  # runtime of a kernel that does next to nothing
 
 
-# CUDA C++ Programming Guide, technical specifications of compute capability 9.0.
-SM_90 = Architecture("sm_90", 227 * KIB, 228 * KIB, 65_536, max_warps=64, max_blocks=32)
+@dataclass(frozen=True)
+class Device:
+    """One GPU model. Fields that no reliable source gives are None or missing from `tensor_flops`."""
+
+    name: str
+    patterns: tuple[str, ...]  # words that the driver's name contains; any of them identifies the device
+    architecture: Architecture
+    multiprocessors: int
+    l2_bytes: int | None
+    memory_bandwidth: float  # bytes per second, peak
+    tensor_flops: Mapping[str, float] = field(default_factory=dict)  # peak per second by dtype, without sparsity
+    sustained: SustainedRates | None = None
+    source: str = DATA_SHEET
+
+    @property
+    def shared_bytes_per_block(self) -> int:
+        return self.architecture.shared_bytes_per_block
+
+
+H200 = Device(
+    name="NVIDIA H200",
+    patterns=("h200",),
+    architecture=SM_90,
+    multiprocessors=132,
+    l2_bytes=60 * MIB,  # as the driver reports it; the data sheet does not say
+    memory_bandwidth=4.8e12,
+    tensor_flops={"tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "fp8": 1979e12, "int8": 1979e12},
+    sustained=SustainedRates(
+        tensor_flops=8.0e14,
+        memory_bandwidth=4.3e12,
+        l2_bandwidth=7.0e12,
+        launch_seconds=2.0e-6,
+        empty_kernel_seconds=1.5e-6,
+    ),
+)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 
-from tilewise.costmodel.devices import KIB, MIB, SM_90, Architecture
-from tilewise.costmodel.h200 import DATA_SHEET, H200, Device, SustainedRates
+from tilewise.costmodel.architecture import KIB, MIB, SM_90, Architecture
+from tilewise.costmodel.devices import DATA_SHEET, H200, Device, SustainedRates
 
 __all__ = ["ARCHITECTURES", "DEVICES", "H200", "H200_CAPABILITY", "NEAREST_COLLECTION", "Architecture", "Device",
            "SustainedRates", "find_device", "model_collection", "shared_bytes_of"]  # fmt: skip

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.architecture import SM_90, WARP_THREADS
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER
-from tilewise.costmodel.devices import SM_90, WARP_THREADS
 
 Numbers = npt.NDArray[np.float64]
 

@@ -18,11 +18,11 @@ from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES, Schema
 from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT, read_tiles, tile_features
+from tilewise.costmodel.devices import H200
 from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.features.occupancy import Gpu
 from tilewise.costmodel.features.ranker import MAX_PADDING, NO_TILES, Floats, RankerFeatures, kernel_sizes, signed_log
 from tilewise.costmodel.features.scaling import extremes
-from tilewise.costmodel.h200 import H200
 from tilewise.errors import ConfigurationError
 
 Configs = Sequence[npt.NDArray[Any]]  # raw configurations, one array (C, columns) per kernel
