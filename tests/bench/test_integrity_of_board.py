@@ -166,18 +166,6 @@ def test_a_refused_backup_leaves_nothing_behind(board: Board, tmp_path: Path) ->
     assert restore(tmp_path / "b.jsonl", tmp_path / "new.sqlite") > 0
 
 
-def test_a_board_from_before_the_seals_is_sealed_when_it_is_opened(board: Board) -> None:
-    with board.write() as transaction:
-        transaction.submit("owls", recipe())
-    assert board.path is not None
-    connection = _unguarded(board)
-    connection.executescript("ALTER TABLE jobs DROP COLUMN seal; ALTER TABLE sessions DROP COLUMN seal")
-    assert "have no seals" in verify(board).faults[0]
-    board.close()
-    with open_board(board.path) as again:
-        assert verify(again).good and again.waiting() == 1
-
-
 def test_nothing_is_written_over_without_force(board: Board, tmp_path: Path) -> None:
     filled(board, 1)
     path = tmp_path / "precious.txt"
@@ -303,28 +291,3 @@ def test_a_team_with_many_entries_does_not_hold_up_the_others(board: Board) -> N
     with board.write() as transaction:
         again = transaction.submit("crows", recipe("again"))["entry"]
         assert transaction.claim_job("w", 3) == again
-
-
-def test_boards_made_before_bytes_were_counted_are_opened_and_continued(board: Board) -> None:
-    connection = _unguarded(board)
-    connection.execute("DROP INDEX entries_kept")
-    connection.execute("ALTER TABLE entries DROP COLUMN bytes")
-    assert board.path is not None
-    with open_board(board.path) as again:
-        filled(again, 1)
-        assert verify(again).good
-
-
-def test_boards_made_before_beats_are_opened_and_continued(board: Board) -> None:
-    filled(board, 1)
-    connection = _unguarded(board)
-    connection.execute("ALTER TABLE jobs DROP COLUMN beat")
-    connection.execute("ALTER TABLE jobs DROP COLUMN turn")
-    connection.execute("DROP TABLE sessions")
-    assert board.path is not None
-    with open_board(board.path) as again:
-        with again.write() as transaction:
-            number = transaction.submit("rooks", recipe())["entry"]
-        with again.write() as transaction:
-            assert transaction.claim_job("w", 3) == number
-        assert verify(again).good

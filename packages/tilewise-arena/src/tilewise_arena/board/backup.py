@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import LargeBinary, Table, insert, select
 
 from tilewise._atomic import atomic_writer
 from tilewise._files import convert_read_errors, open_input
@@ -30,15 +30,7 @@ from tilewise_arena.board.verify import LedgerReplay, verify
 
 FORMAT = "tilewise board 1"
 _MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
-_LATER = {"beat", "turn", "seal"}  # columns of jobs that older backups do not have
-_TEXT, _MAYBE = str, (str, type(None))
-_COLUMNS: dict[str, dict[str, Any]] = {
-    "link": dict.fromkeys(("at", "kind", "body", "previous", "hash", "seal"), _TEXT) | {"seq": int},
-    "file": {"digest": _TEXT, "content": _TEXT},
-    "token": dict.fromkeys(("id", "hash", "team", "role", "created_at"), _TEXT) | {"revoked_at": _MAYBE},
-    "job": {"entry": int, "state": _TEXT, "attempts": int, "lease_until": (int, float), "worker": _TEXT, "beat": int}
-    | {"turn": int, "seal": _TEXT},
-}
+_TABLES = {"link": schema.ledger, "file": schema.files, "token": schema.tokens, "job": schema.jobs}
 
 
 def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
@@ -48,14 +40,10 @@ def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
         head["key"] = board.key.hex()
     yield json.dumps(head)
     with board.snapshot() as connection:
-        for link in board.links(connection):
-            yield json.dumps({"link": vars(link)})
-        for row in connection.execute(select(schema.files)):
-            yield json.dumps({"file": {"digest": row.digest, "content": base64.b64encode(row.content).decode()}})
-        for row in connection.execute(select(schema.tokens)):
-            yield json.dumps({"token": dict(row._mapping)})
-        for row in connection.execute(select(schema.jobs)):
-            yield json.dumps({"job": dict(row._mapping)})
+        for kind, table in _TABLES.items():
+            query = select(table).order_by(*table.primary_key).execution_options(yield_per=500)
+            for row in connection.execute(query):
+                yield json.dumps({kind: dict(row._mapping)}, default=lambda content: base64.b64encode(content).decode())
 
 
 def back_up(board: Board, path: Path) -> int:
@@ -85,7 +73,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     if faults:
         raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
     for job in rows["job"]:
-        if new_key or "seal" not in job:  # nothing proves its counts, so it starts anew
+        if new_key:  # nothing proves its counts, so it starts anew
             job |= {"attempts": 0, "turn": 0, "seal": job_seal(secret, job["entry"], job["state"], 0, 0)}
     with (
         tempfile.TemporaryDirectory(prefix="tilewise-restore-") as folder,
@@ -101,10 +89,20 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
 
 
 def _fill_board(board: Board, rows: dict[str, Any], links: list[Link], path: Path) -> None:
-    """Write the rows of a backup into an empty board."""
+    """Write the ledger, and the tables that follow from it, into an empty board."""
+    replay = LedgerReplay()
+    for link in links:
+        replay.take(link)
+    if replay.faults:
+        raise Rejected("altered board", replay.faults[0])
+    events = [{"name": name, "open": is_open} for name, is_open in replay.events.items()]
+    tables = {schema.ledger: map(vars, links), schema.entries: replay.rows.values(), schema.events: events}
+    tables |= {_TABLES[kind]: rows[kind] for kind in ("file", "token", "job")}
     try:
         with board.write() as transaction:
-            _fill(transaction.connection, rows, links)
+            for table, contents in tables.items():
+                for row in contents:
+                    transaction.connection.execute(insert(table).values(**row))
     except (ValueError, OverflowError, KeyError) as error:
         if isinstance(error, TilewiseError):
             raise
@@ -139,7 +137,7 @@ def _open_empty_board(where: str | Path, key: Path | None, secret: bytes) -> Boa
 
 def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
     """Parse a backup file into its key and the rows of each table."""
-    rows: dict[str, Any] = {kind: [] for kind in _COLUMNS}
+    rows: dict[str, Any] = {kind: [] for kind in _TABLES}
     try:
         head = json.loads(stream.readline(_MOST_LINE))
         if head.get("format") != FORMAT:
@@ -147,39 +145,22 @@ def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
         rows["key"] = bytes.fromhex(head["key"]) if head.get("key") else None
         while line := stream.readline(_MOST_LINE):
             ((kind, row),) = json.loads(line).items()
-            rows[kind].append(_checked(row, _COLUMNS[kind]))
+            rows[kind].append(_checked(row, _TABLES[kind]))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise FileFormatError(f"{path} is not a backup of a board, or it is cut short") from None
     return rows
 
 
-def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Check that a row has the required columns, with values of the right types and sizes."""
-    optional = _LATER if columns is _COLUMNS["job"] else set()
-    if not isinstance(row, dict) or not columns.keys() - optional <= row.keys() <= columns.keys():
+def _checked(row: Any, table: Table) -> dict[str, Any]:
+    """Check that a row has the columns of its table, with values of the right types and sizes; decode base64."""
+    if not isinstance(row, dict) or row.keys() != set(table.columns.keys()):
         raise ValueError
-    for name, value in row.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
-        if not (whole if columns[name] is int else isinstance(value, columns[name])):
+    for column in table.columns:
+        value, is_binary = row[column.name], isinstance(column.type, LargeBinary)
+        kind = str if is_binary else column.type.python_type
+        if type(value) is not kind and not (value is None and column.nullable):
             raise ValueError
+        if kind is int and abs(value) >= 1 << 31:
+            raise ValueError
+        row[column.name] = base64.b64decode(value) if is_binary else value
     return row
-
-
-def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:
-    """Write the ledger, and the tables that follow from it, into an empty board."""
-    replay = LedgerReplay()
-    for link in links:
-        replay.take(link)
-        connection.execute(insert(schema.ledger).values(**vars(link)))
-    if replay.faults:
-        raise Rejected("altered board", replay.faults[0])
-    for row in replay.rows.values():
-        connection.execute(insert(schema.entries).values(**row))
-    for name, is_open in replay.events.items():
-        connection.execute(insert(schema.events).values(name=name, open=is_open))
-    for row in rows["file"]:
-        content = base64.b64decode(row["content"])
-        connection.execute(insert(schema.files).values(digest=row["digest"], content=content))
-    for table, name in ((schema.tokens, "token"), (schema.jobs, "job")):
-        for row in rows[name]:
-            connection.execute(insert(table).values(**row))

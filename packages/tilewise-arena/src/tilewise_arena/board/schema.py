@@ -62,12 +62,17 @@ entries = Table(
     Column("verified", Boolean, nullable=False, default=False),
     Column("record", Boolean, nullable=False, default=False),
     Column("bytes", Integer, nullable=False, default=0),  # what its submission added to the database
-    Column("link", Integer, nullable=False, default=0),  # the seq of its submission; 0: its id, as in older ledgers
+    Column("link", Integer, nullable=False, default=0),  # the seq of its submission
 )
 events = Table(
     "events", metadata, Column("name", String(32), primary_key=True), Column("open", Boolean, nullable=False)
 )
-files = Table("files", metadata, Column("digest", String(64), primary_key=True), Column("content", LargeBinary))
+files = Table(
+    "files",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
 tokens = Table(
     "tokens",
     metadata,
@@ -84,7 +89,6 @@ jobs = Table(
     Column("entry", Integer, primary_key=True, autoincrement=False),
     Column("state", String(8), nullable=False, index=True),  # queued, running, done
     Column("attempts", Integer, nullable=False, default=0),
-    Column("lease_until", Float, nullable=False, default=0.0),  # of boards before `beat`; not used
     Column("worker", String(64), nullable=False, default=""),
     Column("beat", Integer, nullable=False, default=0),  # goes up while its worker lives
     Column("turn", Integer, nullable=False, default=0),  # when it was taken last, counted in jobs taken
@@ -100,8 +104,7 @@ sessions = Table(
     Column("seal", String(64), nullable=False, default=""),  # keyed hash of the other columns
 )
 
-_INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
-    # rows are long, so places and counts are read off indexes that hold all they need
+_INDEXES = (  # rows are long, so places and counts are read off indexes that hold all they need
     "CREATE INDEX IF NOT EXISTS entries_places ON entries (event, division, status, score DESC, id, team)",
     "CREATE INDEX IF NOT EXISTS entries_of_teams ON entries (event, division, team, status, score DESC, id)",
     "CREATE INDEX IF NOT EXISTS entries_best ON entries (event, division, score DESC{last}, id)",
@@ -110,8 +113,6 @@ _INDEXES = (  # said here and not at the columns, so that a board made before th
     "CREATE INDEX IF NOT EXISTS entries_kept ON entries (team, bytes)",
     "CREATE INDEX IF NOT EXISTS entries_held ON entries (event, division, record, id)",
     "CREATE INDEX IF NOT EXISTS ledger_kind ON ledger (kind, seq) WHERE kind = 'record'",
-    # what stood in their place once
-    *(f"DROP INDEX IF EXISTS entries_{name}" for name in ("ranks", "teams", "record")),
 )
 _APPEND_ONLY = {
     "sqlite": [
@@ -177,11 +178,6 @@ def take_turn(connection: Any) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
 
 
-def column_names(connection: Any, table: str) -> set[str]:
-    """Return the names of a table's columns."""
-    return {str(column["name"]) for column in inspect(connection).get_columns(table)}
-
-
 def foreign_objects(connection: Any) -> list[str]:
     """Return triggers, views, rules, indexes, constraints and odd values of a database that a board does not have."""
     dialect = connection.dialect.name
@@ -201,26 +197,11 @@ def check_tables(engine: Engine) -> None:
         raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
 
 
-_LATER_COLUMNS = (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes"), ("entries", "link"))
-_SEALED_TABLES = ("jobs", "sessions")
-
-
 def create_tables(engine: Engine) -> None:
-    """Create missing tables, columns, indexes and triggers.
-
-    Older boards have no seals. Their sessions end, and their jobs start anew, because nothing proves their counts.
-    """
+    """Create missing tables, indexes and triggers."""
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        for table, name in _LATER_COLUMNS:
-            if name not in column_names(connection, table):
-                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
-        for table in _SEALED_TABLES:
-            if "seal" not in column_names(connection, table):
-                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN seal VARCHAR(64) NOT NULL DEFAULT ''"))
-                connection.execute(text("DELETE FROM sessions"))
-                connection.execute(text("UPDATE jobs SET attempts = 0, turn = 0, seal = ''"))
         last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself
         indexes = [statement.format(last=last) for statement in _INDEXES]
         for statement in (*indexes, *_APPEND_ONLY.get(engine.dialect.name, [])):

@@ -69,11 +69,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         if engine is not None:
             engine.dispose()
         raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
-    board = Board(engine, board_key_bytes, path, key_path)
-    if create and board.has_unsealed_jobs():
-        with board.write() as transaction:
-            transaction.seal_jobs()
-    return board
+    return Board(engine, board_key_bytes, path, key_path)
 
 
 def _url(where: str) -> tuple[str, Path | None]:
@@ -172,10 +168,6 @@ class Board:
 
     def __init__(self, engine: Engine, key: bytes | None, path: Path | None, key_path: Path) -> None:
         self.engine, self.key, self.path, self.key_path = engine, key, path, key_path
-
-    def has_unsealed_jobs(self) -> bool:
-        """Whether a job has no seal, as on a board that was made before there were seals."""
-        return self._value(select(schema.jobs.c.entry).where(schema.jobs.c.seal == "").limit(1)) is not None
 
     def write_key(self) -> None:
         """Write this board's key to its file; for a restored board."""
@@ -371,7 +363,7 @@ class Board:
     def _submission(self, number: int) -> Mapping[str, Any]:
         entries, ledger = schema.entries, schema.ledger
         with self.read() as connection:
-            link = connection.execute(select(entries.c.link).where(entries.c.id == number)).scalar() or number
+            link = select(entries.c.link).where(entries.c.id == number).scalar_subquery()
             text_ = connection.execute(select(ledger.c.body).where(ledger.c.seq == link)).scalar()
             body: Mapping[str, Any] = json.loads(text_ or '{"files": {}}')
         return body

@@ -39,7 +39,7 @@ class BoardTransaction:
 
     def __init__(self, connection: Connection, key: bytes) -> None:
         """Continue the ledger at its last link, after checking that `key` sealed it."""
-        self.connection, self._connection, self._key = connection, connection, key
+        self.connection, self._key = connection, key
         table = schema.ledger
         last = connection.execute(
             select(table.c.seq, table.c.hash, table.c.seal).order_by(table.c.seq.desc()).limit(1)
@@ -56,7 +56,7 @@ class BoardTransaction:
         """Open a savepoint: if the block raises, only its own changes are undone."""
         seq, head = self._seq, self._head
         try:
-            with self._connection.begin_nested():
+            with self.connection.begin_nested():
                 yield
         except BaseException:
             self._seq, self._head = seq, head
@@ -64,7 +64,7 @@ class BoardTransaction:
 
     def _append(self, kind: str, body: dict[str, Any]) -> Link:
         link = make_link(self._key, self._seq + 1, now(), kind, body, self._head)
-        self._connection.execute(insert(schema.ledger).values(**vars(link)))
+        self.connection.execute(insert(schema.ledger).values(**vars(link)))
         self._seq, self._head = link.seq, link.hash
         return link
 
@@ -85,7 +85,7 @@ class BoardTransaction:
         if not self.is_open(event):
             raise Rejected("event closed", f"{event} is closed for new entries")
         body = self._submission(team, recipe, files, division, plugin)
-        earlier_entry = self._connection.execute(
+        earlier_entry = self.connection.execute(
             select(schema.entries.c.id).where(schema.entries.c.digest == body["digest"])
         ).scalar()
         if earlier_entry is not None:
@@ -94,15 +94,15 @@ class BoardTransaction:
         body["bytes"] = new_bytes + len(canonical(body["recipe"]))
         body["entry"] = number = self._next_number()
         link = self._append("submission", body)
-        status = "unverified" if division == "open" else "queued"
-        self._connection.execute(insert(schema.entries).values(**entry_row(link, body, status)))
+        row = entry_row(link, body)
+        self.connection.execute(insert(schema.entries).values(**row))
         if queue and division == "closed":
             self._queue(number)
-        return {"entry": number, "hash": link.hash, "at": link.at, "status": status}
+        return {"entry": number, "hash": link.hash, "at": link.at, "status": row["status"]}
 
     def _next_number(self) -> int:
         """Return the number of the next entry; entries are numbered from 1, independently of the ledger's links."""
-        return int(self._connection.execute(select(func.max(schema.entries.c.id))).scalar() or 0) + 1
+        return int(self.connection.execute(select(func.max(schema.entries.c.id))).scalar() or 0) + 1
 
     def _submission(
         self, team: str, recipe: Mapping[str, Any], files: Mapping[str, bytes], division: str, plugin: bytes | None
@@ -118,9 +118,9 @@ class BoardTransaction:
         """Store a file unless it is stored already; returns the bytes added."""
         digest = sha256(content)
         table = schema.files
-        if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
+        if self.connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
             return 0
-        self._connection.execute(insert(table).values(digest=digest, content=content))
+        self.connection.execute(insert(table).values(digest=digest, content=content))
         return len(content)
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
@@ -149,7 +149,7 @@ class BoardTransaction:
         self._append("record", body | {"event": row.event, "division": row.division})
         table = schema.entries
         holders = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
-        self._connection.execute(update(table).where(holders).values(record=False))
+        self.connection.execute(update(table).where(holders).values(record=False))
         self._update_entry(entry, record=True)
 
     def disqualify(self, entry: int, reason: str, by: str = "") -> None:
@@ -189,7 +189,7 @@ class BoardTransaction:
             self._write_job(entry, state="done")
 
     def _job(self, entry: int) -> Any:
-        return self._connection.execute(select(schema.jobs).where(schema.jobs.c.entry == entry)).first()
+        return self.connection.execute(select(schema.jobs).where(schema.jobs.c.entry == entry)).first()
 
     def _write_job(self, entry: int, **changes: Any) -> None:
         """Insert or change a job, and seal the columns that decide when it runs."""
@@ -198,29 +198,24 @@ class BoardTransaction:
         values = stored | changes
         values["seal"] = job_seal(self._key, entry, values["state"], values["attempts"], values["turn"])
         if job is None:
-            self._connection.execute(insert(schema.jobs).values(entry=entry, **values))
+            self.connection.execute(insert(schema.jobs).values(entry=entry, **values))
         else:
-            self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(**values))
-
-    def seal_jobs(self) -> None:
-        """Seal the jobs that have no seal: those of a board from before seals were introduced."""
-        for row in self._connection.execute(select(schema.jobs).where(schema.jobs.c.seal == "")).all():
-            self._write_job(int(row.entry), attempts=0, turn=0)
+            self.connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(**values))
 
     def _get_entry(self, entry_id: int) -> Any:
         """Return the row of an entry; raise ConfigurationError if the board does not have it."""
-        row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry_id)).first()
+        row = self.connection.execute(select(schema.entries).where(schema.entries.c.id == entry_id)).first()
         if row is None:
             raise ConfigurationError(f"there is no entry {entry_id} on this board")
         return row
 
     def _update_entry(self, entry: int, **columns: Any) -> None:
-        self._connection.execute(update(schema.entries).where(schema.entries.c.id == entry).values(**columns))
+        self.connection.execute(update(schema.entries).where(schema.entries.c.id == entry).values(**columns))
 
     # --- events ---
 
     def is_open(self, event: str) -> bool:
-        is_open = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
+        is_open = self.connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
         return is_open is None or bool(is_open)
 
     def set_open(self, event: str, is_open: bool, by: str = "") -> None:
@@ -228,8 +223,8 @@ class BoardTransaction:
         name = TinyMLPerf.event(event).name
         self._append("event", {"event": name, "open": is_open} | _author_field(by))
         table = schema.events
-        if not self._connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
-            self._connection.execute(insert(table).values(name=name, open=is_open))
+        if not self.connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
+            self.connection.execute(insert(table).values(name=name, open=is_open))
 
     # --- tokens ---
 
@@ -238,13 +233,13 @@ class BoardTransaction:
         body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
         link = self._append("token", body | _author_field(by))
         row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
-        self._connection.execute(insert(schema.tokens).values(**row))
+        self.connection.execute(insert(schema.tokens).values(**row))
 
     def revoke_token(self, identifier: str, by: str = "") -> None:
         """Revoke a token; raise ConfigurationError if it does not exist or is revoked."""
         table = schema.tokens
         unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
-        if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
+        if not self.connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
             raise ConfigurationError(f"there is no token {identifier[:20]!r} that could be revoked")
         self._append("token", {"id": identifier, "action": "revoked"} | _author_field(by))
 
@@ -261,7 +256,7 @@ class BoardTransaction:
         for entry, beat in (abandoned or {}).items():
             free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
         query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
-        while (job := self._connection.execute(query).first()) is not None:
+        while (job := self.connection.execute(query).first()) is not None:
             entry = int(job.entry)
             if self._get_entry(entry).status == "disqualified":
                 self._end_job(entry)
@@ -270,7 +265,7 @@ class BoardTransaction:
                 self.result(entry, "noisy", None, sentence)
             else:
                 values = {"state": "running", "attempts": job.attempts + 1, "beat": job.beat + 1, "worker": worker}
-                values["turn"] = 1 + int(self._connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
+                values["turn"] = 1 + int(self.connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
                 self._write_job(entry, **values)
                 return entry
         return None
@@ -290,19 +285,19 @@ class BoardTransaction:
         """Increase the heartbeat of a worker's job, so that it does not count as abandoned."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
-        self._connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
+        self.connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
 
     def holds(self, worker: str, entry: int) -> bool:
         """Return whether this worker still has the job; another may have taken it over, or a teacher ended it."""
         jobs = schema.jobs
         mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
-        return self._connection.execute(select(jobs.c.entry).where(mine)).first() is not None
+        return self.connection.execute(select(jobs.c.entry).where(mine)).first() is not None
 
     def release(self, worker: str, counts: bool = True) -> None:
         """Put a worker's job back into the queue; without `counts`, the attempt does not count."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
-        for job in self._connection.execute(select(jobs).where(mine)).all():
+        for job in self.connection.execute(select(jobs).where(mine)).all():
             attempts = job.attempts if counts else job.attempts - 1
             self._write_job(int(job.entry), state="queued", worker="", attempts=attempts)
 
@@ -311,19 +306,19 @@ class BoardTransaction:
         table = schema.entries
         is_waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
         query = select(func.count()).select_from(table).where(is_waiting)
-        return int(self._connection.execute(query).scalar() or 0)
+        return int(self.connection.execute(query).scalar() or 0)
 
     def stored_by(self, team: str) -> int:
         """Return the bytes that a team's entries have added to the database."""
         table = schema.entries
         query = select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.team == team)
-        return int(self._connection.execute(query).scalar() or 0)
+        return int(self.connection.execute(query).scalar() or 0)
 
     def entered_since(self, team: str, event: str, at: str) -> int:
         """Count the entries of a team in an event since a time."""
         table = schema.entries
         since = (table.c.team == team) & (table.c.event == event) & (table.c.submitted_at >= at)
-        return int(self._connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
+        return int(self.connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
 
 
 class Replayed(Rejected):
@@ -343,21 +338,13 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def entry_row(link: Link, body: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """Return the row of `entries` for a submission. In an older ledger an entry has the number of its link."""
+def entry_row(link: Link, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of `entries` for a submission."""
     recipe = body["recipe"]
-    number, where = (int(body["entry"]), link.seq) if "entry" in body else (link.seq, 0)
-    names = {name: body[name] for name in ("team", "event", "division", "digest")}
-    row = {
-        "id": number,
-        "link": where,
-        "submitted_at": link.at,
-        "name": str(recipe.get("name", "")),
-        "status": status,
-        "reason": "",
-    }
-    row |= {"recipe": canonical(recipe).decode(), "bytes": int(body.get("bytes", 0))}
-    return row | names | {"score": None, "result": None, "verified": False, "record": False}
+    row = {name: body[name] for name in ("team", "event", "division", "digest")}
+    row |= {"id": int(body["entry"]), "link": link.seq, "submitted_at": link.at, "bytes": int(body["bytes"])}
+    row |= {"name": str(recipe.get("name", "")), "recipe": canonical(recipe).decode()}
+    return row | fresh_columns(body["division"])
 
 
 def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,8 +108,7 @@ class LedgerReplay:
         if body["digest"] in self.digests:
             self.faults.append(f"link {link.seq} repeats an earlier submission")
         self.digests.add(body["digest"])
-        status = "unverified" if body["division"] == "open" else "queued"
-        row = entry_row(link, body, status)
+        row = entry_row(link, body)
         number = row["id"]
         if number in self.rows:
             self.faults.append(f"link {link.seq} takes the number of entry {number}")
@@ -203,8 +202,6 @@ def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 def _seal_faults(connection: Connection, key: bytes) -> list[str]:
     """Check the seals of jobs and sessions."""
-    if any("seal" not in schema.column_names(connection, table) for table in ("jobs", "sessions")):
-        return ["the queue and the sessions have no seals: open the board once with `tilewise compete serve`"]
     faults = []
     for job in connection.execute(select(schema.jobs)):
         seal = job_seal(key, job.entry, job.state, job.attempts, job.turn)
