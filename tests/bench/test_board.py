@@ -13,15 +13,13 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from sqlalchemy import insert
 
 from tilewise.bench import Rejected, parse_recipe
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise_arena.board import Board, open_board, schema, verify
+from tilewise_arena.board import Board, open_board, verify
 from tilewise_arena.board.chain import link_hash
 from tilewise_arena.board.tokens import create_token, holder_of, revoke_token
-from tilewise_arena.board.transactions import entry_row
 
 
 @pytest.fixture
@@ -87,21 +85,6 @@ def test_entries_are_counted_by_themselves(board: Board) -> None:
     create_token(board, "owls")
     create_token(board, "rooks")
     assert filled(board, 3) == [1, 2, 3]
-    assert verify(board).good
-
-
-def test_a_board_whose_entries_have_the_numbers_of_their_links_goes_on(board: Board) -> None:
-    create_token(board, "owls")
-    with board.write() as transaction:
-        body = transaction._submission("owls", recipe("old"), {"a": b"1"}, "closed", None)
-        transaction._keep_file(b"1")
-        link = transaction._append("submission", body)
-        transaction.connection.execute(insert(schema.entries).values(**entry_row(link, body, "queued")))
-        transaction._queue(link.seq)
-    with board.write() as transaction:
-        number = transaction.submit("owls", recipe("new"), {"b": b"2"})["entry"]
-    assert (link.seq, number) == (2, 3)
-    assert (board.files(2), board.files(3)) == ({"a": b"1"}, {"b": b"2"})
     assert verify(board).good
 
 

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewise.errors import UnavailableError
+from tilewise.errors import Rejected, TilewiseError, UnavailableError
 from tilewise.web.health import Pulse
 from tilewise.web.rates import Rates
 
@@ -43,7 +43,6 @@ Application = Callable[[Any, Receive, Send], Awaitable[None]]
 Lookup = Callable[[str], Awaitable[TokenHolder | None]]
 
 access = logging.getLogger("tilewise.access")
-MAX_BODY_BYTES = 12 << 20  # with a valid token; arbitrary
 SMALL_BODY_BYTES = 256 << 10  # without a token; arbitrary
 HOLDER = "tilewise.holder"  # key of the token's owner in the scope of a request
 _MAX_LARGE_BODIES = 8  # at once; arbitrary, at most 96 MiB of memory
@@ -62,19 +61,26 @@ HEADERS = {
 _NO_STORE = {b"cache-control": b"no-store"}  # pages of the teacher show new tokens, which no browser may cache
 
 
-class HttpRejection(Exception):
-    """A rejected request: its status, a code for programs and a sentence for people."""
+_STATUS = {"token": 401, "team": 403, "machine": 403, "replayed": 409, "event closed": 409, "conflict": 409}
+_STATUS |= {"too large": 413, "room": 413, "rate": 429, "queue": 429}  # of the codes of `Rejected`; others mean 400
 
-    def __init__(self, status: int, code: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.code = status, code
+
+def status_of(error: TilewiseError) -> int:
+    """Return the HTTP status of an error."""
+    return 503 if isinstance(error, UnavailableError) else _STATUS.get(getattr(error, "code", ""), 400)
+
+
+def error_facts(error: TilewiseError) -> dict[str, Any]:
+    """Return the body of an error's response: a sentence for people, a code for programs, and what else it states."""
+    code = getattr(error, "code", "") or "refused"
+    return {"detail": str(error), "code": code, **getattr(error, "facts", {})}
 
 
 class Limits:
     """Wraps an application.
 
     `lookup` finds the owner of a token, and `rate` is the number of requests per second and client. `pulse` measures
-    the health of the service. `headers` are added to every response that does not have them.
+    the health of the service. A body with a token has `max_body_bytes` at most.
     """
 
     def __init__(
@@ -83,9 +89,9 @@ class Limits:
         lookup: Lookup,
         rate: float = 40.0,
         pulse: Pulse | None = None,
-        headers: Mapping[bytes, bytes] = HEADERS,
+        max_body_bytes: int = 1 << 20,
     ) -> None:
-        self.app, self._lookup, self._pulse, self._headers = app, lookup, pulse, headers
+        self.app, self._lookup, self._pulse, self._max_body_bytes = app, lookup, pulse, max_body_bytes
         self._queues: dict[str, _ClientQueue] = {}
         self._rates = Rates(rate, 5 * rate)
         self._large_bodies = asyncio.Semaphore(_MAX_LARGE_BODIES)
@@ -98,7 +104,7 @@ class Limits:
             return None
         body = json.dumps(facts).encode()
         lines = [b"HTTP/1.1 200 OK", b"content-type: application/json", b"content-length: %d" % len(body)]
-        return b"\r\n".join([*lines, *(name + b": " + value for name, value in self._headers.items()), b"", body])
+        return b"\r\n".join([*lines, *(name + b": " + value for name, value in HEADERS.items()), b"", body])
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a health check, or apply the limits and pass the request on; writes the access log."""
@@ -106,36 +112,32 @@ class Limits:
             await self.app(scope, receive, send)
             return
         more = _NO_STORE if scope["path"].startswith("/teacher") else {}
-        response = _ResponseSender(send, {**self._headers, **more})
+        response = _ResponseSender(send, HEADERS | more)
         start = time.monotonic()
         try:
             if self._pulse is not None and scope["path"] == "/health" and scope["method"] == "GET":
                 await _send_json(response, 200, await self._pulse.check())
             else:
                 await self._pass_on(scope, receive, response)
-        except HttpRejection as rejection:
-            await _send_rejection(response, rejection)
-        except UnavailableError as error:
-            await _send_rejection(response, HttpRejection(503, "refused", str(error)))
+        except (Rejected, UnavailableError) as error:
+            await _send_error(response, error)
         except asyncio.CancelledError:  # the server is shutting down
             if not response.status:
-                await _send_rejection(
-                    response, HttpRejection(503, "refused", "the server is being stopped; try again in a moment")
-                )
+                await _send_error(response, UnavailableError("the server is being stopped; try again in a moment"))
         finally:
             _log(scope, response, time.monotonic() - start)
 
     async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
         """Apply the limits on size, rate and concurrency, and run the application."""
         length = _declared_length(scope)
-        if length is not None and (length < 0 or length > MAX_BODY_BYTES):
-            raise HttpRejection(413, "too large", f"a request body may have {MAX_BODY_BYTES:,} bytes at most")
+        if length is not None and (length < 0 or length > self._max_body_bytes):
+            raise Rejected("too large", f"a request body may have {self._max_body_bytes:,} bytes at most")
         async with self._client_slot(_client(scope, None)):
             holder = scope[HOLDER] = await self._find_holder(scope)
         client = _client(scope, holder)
         if not self._rates.take(client):
             await asyncio.sleep(_REJECTION_DELAY_SECONDS)
-            raise HttpRejection(429, "rate", "too many requests in a short time; try again in a moment")
+            raise Rejected("rate", "too many requests in a short time; try again in a moment")
         if length is not None and length > SMALL_BODY_BYTES:
             async with self._large_body(holder):
                 await self._read_then_run(scope, receive, send, length, client)
@@ -152,7 +154,7 @@ class Limits:
         """Wait for one of the client's slots; a client without requests is removed."""
         requests = self._queues.setdefault(client, _ClientQueue())
         if requests.count >= _MAX_WAITING_PER_CLIENT:
-            raise HttpRejection(429, "rate", "too many requests of this client are waiting; try again in a moment")
+            raise Rejected("rate", "too many requests of this client are waiting; try again in a moment")
         requests.count += 1
         try:
             async with requests.slots:
@@ -172,11 +174,9 @@ class Limits:
     async def _large_body(self, holder: TokenHolder | None) -> AsyncIterator[None]:
         """Wait for one of the slots for large bodies; each owner of a token may use one at a time."""
         if holder is None:
-            raise HttpRejection(
-                401, "token", f"a request body without a valid token may have {SMALL_BODY_BYTES:,} bytes at most"
-            )
+            raise Rejected("token", f"a request body without a valid token may have {SMALL_BODY_BYTES:,} bytes at most")
         if holder.id in self._sending:
-            raise HttpRejection(429, "rate", "a token may send one large request at a time")
+            raise Rejected("rate", "a token may send one large request at a time")
         self._sending.add(holder.id)
         try:
             async with self._large_bodies:
@@ -192,7 +192,7 @@ class Limits:
             body = None
         if body is None:
             sentence = f"the request body is longer than {limit:,} bytes, or was sent too slowly"
-            raise HttpRejection(413, "too large", sentence)
+            raise Rejected("too large", sentence)
         message = {"type": "http.request", "body": body, "more_body": False}
         async with self._client_slot(client):
             await self.app(scope, _replay(message, receive), send)
@@ -279,10 +279,11 @@ def _log(scope: Any, response: _ResponseSender, seconds: float) -> None:
     access.info("%s %s %s %s %d %d %.1f ms", *line)
 
 
-async def _send_rejection(send: _ResponseSender, rejection: HttpRejection) -> None:
+async def _send_error(send: _ResponseSender, error: TilewiseError) -> None:
     # Except after a rate limit, the body was not read, so the connection cannot be used again.
-    more = (b"retry-after", b"2") if rejection.status == 429 else (b"connection", b"close")
-    await _send_json(send, rejection.status, {"detail": str(rejection), "code": rejection.code}, more)
+    status = status_of(error)
+    more = (b"retry-after", b"2") if status == 429 else (b"connection", b"close")
+    await _send_json(send, status, error_facts(error), more)
 
 
 async def _send_json(send: _ResponseSender, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:

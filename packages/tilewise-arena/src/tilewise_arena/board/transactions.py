@@ -326,7 +326,7 @@ class Replayed(Rejected):
 
     def __init__(self, entry: int) -> None:
         super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
-        self.entry = entry
+        self.facts = {"entry": entry}
 
 
 def job_seal(key: bytes, entry: int, state: str, attempts: int, turn: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
@@ -27,7 +26,6 @@ from tilewise_arena.server.service import Service
 
 _COOKIE = "tilewise_teacher"
 _HOURS = 12
-_DONE = {"disqualify": "disqualified", "rerun": "queued for another run", "reinstate": "back, and waiting for a run"}
 
 
 def routes(service: Service) -> APIRouter:
@@ -112,16 +110,18 @@ def _add_overview(router: APIRouter, service: Service) -> None:
     async def grades(request: Request) -> Response:
         if await _teacher(service, request) is None:
             return page("login.html", 403, error="Sign in first.")
-        headers = {"Content-Disposition": "attachment; filename=grades.csv"}
-        return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv", headers=headers)
+        return PlainTextResponse(await service.read(grades_csv, board), 200, _download("grades.csv"), "text/csv")
 
     @router.get("/backup.jsonl")
     async def backup(request: Request) -> Response:
         if await _teacher(service, request) is None:
             return page("login.html", 403, error="Sign in first.")
-        headers = {"Content-Disposition": "attachment; filename=board-backup.jsonl"}
         lines = (f"{line}\n" for line in backup_lines(board))
-        return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
+        return StreamingResponse(lines, 200, _download("board-backup.jsonl"), "application/jsonl")
+
+
+def _download(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f"attachment; filename={name}"}
 
 
 async def _overview(
@@ -178,19 +178,8 @@ async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple
         name = TinyMLPerf.event(fields.get("event", "")).name
         await service.write(lambda transaction: transaction.set_open(name, action == "open", by))
         return f"{name} is {'open' if action == 'open' else 'closed'}.", ""
-    number = _number(fields.get("entry", ""))
-    changes: dict[str, Any] = {
-        "disqualify": lambda transaction: transaction.disqualify(number, fields.get("reason", ""), by),
-        "rerun": lambda transaction: transaction.requeue(number, by),
-        "reinstate": lambda transaction: transaction.reinstate(number, by),
-    }
-    if action not in changes:
-        raise Rejected("schema", "the page does not know this action")
-    await service.write(changes[action])
-    return f"Entry {number}: {_DONE[action]}.", ""
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+    number = fields.get("entry", "")
+    if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise Rejected("schema", "an entry is named by its number")
-    return int(text)
+    done = await service.change_entry(action, int(number), by, fields.get("reason", ""))
+    return f"Entry {number}: {done}.", ""

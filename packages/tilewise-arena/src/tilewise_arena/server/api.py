@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel
 
 from tilewise.bench.events import TinyMLPerf
 from tilewise.errors import ConfigurationError
 from tilewise.web.limits import HOLDER
+from tilewise.web.routes import describe
 from tilewise_arena.board.grades import grades_csv
 from tilewise_arena.board.tokens import create_token, revoke_token
 from tilewise_arena.server import models
-from tilewise_arena.server.service import Service, answer_for, problems
+from tilewise_arena.server.service import Service
 from tilewise_arena.server.views import Views
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="The entry's number.")]
 EventQuery = Annotated[models.EventName | None, Query()]
 DivisionQuery = Annotated[models.Division | None, Query()]
-
-
-def _secured(
-    gives: type[BaseModel] | None, *refusals: int, takes: type[models.Strict] | None = None, **more: Any
-) -> dict[str, Any]:
-    """Describe a route that needs a token for OpenAPI.
-
-    The schema of the body is documentation only: the route parses the body itself, after a check of its depth.
-    """
-    description: dict[str, Any] = {"security": [{"token": []}]}
-    if takes is not None:
-        content = {"application/json": {"schema": takes.model_json_schema()}}
-        description["requestBody"] = {"required": True, "content": content}
-    responses = problems(401, 403, 503, *refusals) | more.pop("responses", {})
-    return {"response_model": gives, "responses": responses, "openapi_extra": description} | more
+_describe = partial(describe, refusal=models.RequestError)
+_secured = partial(_describe, secured=True)
 
 
 def routes(service: Service, views: Views) -> APIRouter:
@@ -50,12 +38,12 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
     """Add the routes that need no token, and those for teams."""
     board = service.board
 
-    @router.get("/health", response_model=models.Health, responses=problems(503))
+    @router.get("/health", **_describe(models.Health))
     async def health() -> Any:
         """Report whether the board answers, and how many entries wait for their run."""
         return await service.pulse.check()
 
-    @router.get("/api/events", response_model=models.EventList, responses=problems(503))
+    @router.get("/api/events", **_describe(models.EventList))
     async def events() -> Any:
         """Return the events with their rules, and whether they accept entries."""
         open_events = await service.read(board.open_events)
@@ -65,7 +53,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         ]
         return {"events": rows}
 
-    @router.get("/api/entries", response_model=models.EntryList, responses=problems(400, 503))
+    @router.get("/api/entries", **_describe(models.EntryList, 400))
     async def entries(
         request: Request,
         event: EventQuery = None,
@@ -87,13 +75,13 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
         return await views.show(request, (*filters, sort, limit, offset), make)
 
-    @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
+    @router.get("/api/entries/{number}", **_describe(models.EntryFull, 400, 404))
     async def entry(request: Request, number: Number) -> Any:
         """Return one entry with its result; while its event is open, only its team and the teacher see the recipe."""
         facts = await service.visible_entry(number, request.scope.get(HOLDER))
         return facts or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
 
-    @router.get("/api/standings", response_model=models.Standings, responses=problems(400, 503))
+    @router.get("/api/standings", **_describe(models.Standings, 400))
     async def standings(
         request: Request,
         event: Annotated[models.EventName, Query()],
@@ -108,7 +96,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
         return await views.show(request, (event, division, limit), make)
 
-    @router.get("/api/records", response_model=models.RecordList, responses=problems(400, 503))
+    @router.get("/api/records", **_describe(models.RecordList, 400))
     async def records(
         request: Request, event: Annotated[models.EventName, Query()], division: models.Division = "closed"
     ) -> Any:
@@ -119,7 +107,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
         return await views.show(request, (event, division), make)
 
-    @router.get("/api/head", response_model=models.Head, responses=problems(503))
+    @router.get("/api/head", **_describe(models.Head))
     async def head() -> Any:
         """Return the number of ledger links and the last hash: note it, and nothing before it can change unnoticed."""
         links, last = await service.read(board.head)
@@ -179,25 +167,24 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     on_entry = _secured(models.Done, 400, 404, 413)
 
     @router.post(
-        "/api/entries/{number}/disqualify", **_secured(models.Done, 400, 404, 413, takes=models.Disqualification)
+        "/api/entries/{number}/disqualify",
+        **_secured(models.Done, 400, 404, 413, takes=models.Disqualification),
     )
     async def disqualify(request: Request, number: Number) -> Any:
         """Remove an entry from the ranking; the entry and the reason stay visible."""
         by = (await service.admin(request)).id
         body = await service.body(request, models.Disqualification)
-        return await _on_entry(service, number, lambda t: t.disqualify(number, body.reason, by), "disqualified")
+        return await _change_entry(service, "disqualify", number, by, body.reason)
 
     @router.post("/api/entries/{number}/reinstate", **on_entry)
     async def reinstate(request: Request, number: Number) -> Any:
         """Lift a disqualification; the entry is measured again."""
-        by = (await service.admin(request)).id
-        return await _on_entry(service, number, lambda t: t.reinstate(number, by), "back")
+        return await _change_entry(service, "reinstate", number, (await service.admin(request)).id)
 
     @router.post("/api/entries/{number}/rerun", **on_entry)
     async def rerun(request: Request, number: Number) -> Any:
         """Queue a closed entry for another run."""
-        by = (await service.admin(request)).id
-        return await _on_entry(service, number, lambda t: t.requeue(number, by), "queued")
+        return await _change_entry(service, "rerun", number, (await service.admin(request)).id)
 
     csv = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
@@ -209,11 +196,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv")
 
 
-async def _on_entry(service: Service, number: int, write: Any, word: str) -> Any:
+async def _change_entry(service: Service, action: str, number: int, by: str, reason: str = "") -> Any:
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
-    try:
-        await service.write(write)
-    except ConfigurationError as error:
-        return answer_for(error)
-    return {"done": f"entry {number} is {word}"}
+    return {"done": f"entry {number} is {await service.change_entry(action, number, by, reason)}"}

@@ -8,21 +8,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
-from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.errors import UnavailableError
 from tilewise_arena.board import open_board
 
 try:
     from fastapi import FastAPI, Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, Response
+    from fastapi.responses import Response
     from fastapi.staticfiles import StaticFiles
-    from starlette.exceptions import HTTPException
 
     from tilewise.web.limits import Limits
+    from tilewise.web.routes import add_error_handlers, complete_openapi
     from tilewise_arena.server import admin, api, pages
-    from tilewise_arena.server.service import MOST_STORED, Service, on_error
+    from tilewise_arena.server.service import MAX_BODY_BYTES, MOST_STORED, Service
     from tilewise_arena.server.views import Views
     from tilewise_arena.server.writer import BoardWriter
 except ImportError as error:
@@ -51,7 +49,8 @@ def create_app(
     service = Service(board, BoardWriter(board), most_queued, most_stored, has_truth, workers=workers)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        complete_openapi(app)
         yield
         service.close()
 
@@ -63,40 +62,9 @@ def create_app(
     app.include_router(pages.routes(service, views), include_in_schema=False)
     app.include_router(admin.routes(service), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_FOLDER / "static"), name="static")
-    app.add_exception_handler(TilewiseError, on_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    _document(app)
-    return Limits(app, service.lookup, rate, service.pulse)
+    add_error_handlers(app, not_found=_page_for_people)
+    return Limits(app, service.lookup, rate, service.pulse, MAX_BODY_BYTES)
 
 
-def _document(app: FastAPI) -> None:
-    """Build the OpenAPI document with the token as a security scheme, and without the framework's own 422."""
-    build_openapi = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = build_openapi()
-        components = document.setdefault("components", {})
-        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for methods in document["paths"].values():
-            for operation in methods.values():
-                if operation["responses"].pop("422", None) and "400" not in operation["responses"]:
-                    operation["responses"]["400"] = {"description": "not understood"}
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"][1:])
-    return JSONResponse({"detail": f"{where}: {problem['msg']}", "code": "schema"}, 400)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
-        return pages.not_there(request)
-    body = {"detail": str(error.detail), "code": str(error.status_code)}
-    return JSONResponse(body, error.status_code, headers=error.headers)
+def _page_for_people(request: Request) -> Response | None:
+    return pages.not_there(request) if "text/html" in request.headers.get("accept", "") else None

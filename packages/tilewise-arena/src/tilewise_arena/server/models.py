@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
+from tilewise.web.routes import Refusal
+
 EventName = Literal["MLP_SPRINT", "CNN_MARATHON", "TRANSFORMER_DECATHLON", "TILE_OLYMPIAD"]
 Division = Literal["closed", "open"]
 Status = Literal["queued", "scored", "rejected", "noisy", "unverified", "disqualified"]
@@ -24,11 +26,9 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class RequestError(BaseModel):
-    """The reason why a request was rejected: a sentence for people, a code for programs."""
+class RequestError(Refusal):
+    """A refusal; that of an entry that is on the board already names it."""
 
-    detail: str
-    code: str = ""
     entry: int | None = None
 
 

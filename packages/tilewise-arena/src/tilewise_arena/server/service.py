@@ -1,4 +1,4 @@
-"""Functions that the routes share: authentication, request bodies, error responses and access to the board."""
+"""What the routes share: authentication, submissions and access to the board."""
 
 from __future__ import annotations
 
@@ -12,47 +12,23 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
 from tilewise.bench.scoring import NO_TRUTH
-from tilewise.errors import ConfigurationError, Rejected, TilewiseError, UnavailableError
+from tilewise.errors import Rejected
 from tilewise.web.health import Pulse
-from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
+from tilewise.web.limits import HOLDER
+from tilewise.web.routes import read_json_text
 from tilewise_arena.board import Board, BoardTransaction
 from tilewise_arena.board.tokens import Holder, holder_of
-from tilewise_arena.board.transactions import Replayed
 from tilewise_arena.sandbox import bubblewrap
-from tilewise_arena.server.models import RequestError, Submission
-from tilewise_arena.server.writer import BoardWriter, Busy
+from tilewise_arena.server.models import Submission
+from tilewise_arena.server.writer import BoardWriter
 
-_STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429, "room": 413}
-_SENTENCES = {400: "not understood", 401: "no token, or one that is not known", 403: "not yours to do"}
-_SENTENCES |= {404: "not there", 409: "there already, or closed", 413: "too large", 429: "too much at once"}
-_SENTENCES |= {503: "the board does not take it now"}
+MAX_BODY_BYTES = 12 << 20  # arbitrary: the files of an entry in base64
 MOST_STORED = 256 << 20
-
-
-def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the error responses of a route for OpenAPI."""
-    return {code: {"model": RequestError, "description": _SENTENCES[code]} for code in sorted({*codes, 429})}
-
-
-def answer_for(error: TilewiseError) -> JSONResponse:
-    """Translate an error into a response of the API."""
-    code = getattr(error, "code", "")
-    status = _STATUS.get(code, 400)
-    if isinstance(error, UnavailableError):
-        status = 503
-    body: dict[str, Any] = {"detail": str(error), "code": code or "refused"}
-    if isinstance(error, Replayed):
-        body["entry"] = error.entry
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if status in (429, 503):
-        headers["Retry-After"] = "2"
-    return JSONResponse(body, status, headers)
 
 
 @dataclass
@@ -131,13 +107,24 @@ class Service:
             raise Rejected("team", "this needs the teacher's token; a team's is not enough")
         return holder
 
+    async def change_entry(self, action: str, number: int, by: str, reason: str = "") -> str:
+        """Disqualify an entry, reinstate it or have it run again, and return what was done."""
+        actions: dict[str, tuple[str, Callable[[BoardTransaction], None]]] = {
+            "disqualify": ("disqualified", lambda transaction: transaction.disqualify(number, reason, by)),
+            "rerun": ("queued for another run", lambda transaction: transaction.requeue(number, by)),
+            "reinstate": ("back, and waiting for a run", lambda transaction: transaction.reinstate(number, by)),
+        }
+        if action not in actions:
+            raise Rejected("schema", "the page does not know this action")
+        done, change = actions[action]
+        await self.write(change)
+        return done
+
     async def body(self, request: Request, model: type[BaseModel]) -> Any:
         """Parse the JSON of a request, with a limit on its depth, and validate it as `model`."""
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
-            raise Rejected("schema", "the body must be application/json")
+        text = await read_json_text(request)
         async with self._parsing:
-            content = await self.read(parse_json, await request.body(), MAX_BODY_BYTES)
+            content = await self.read(parse_json, text, MAX_BODY_BYTES)
         try:
             return model.model_validate(content)
         except ValidationError as error:
@@ -207,11 +194,3 @@ def first_error(error: ValidationError) -> str:
     if where in ("score", "speedup", "result", "accuracy", "latency"):
         return f"a submission brings no figures of its own, and this one states {where!r}: the board measures them"
     return f"{where[:80] or 'the request'}: {details['msg']}"
-
-
-async def on_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, TilewiseError)
-    return answer_for(error)
-
-
-__all__ = ["Busy", "ConfigurationError", "Service", "answer_for", "checked_submission", "on_error", "problems"]

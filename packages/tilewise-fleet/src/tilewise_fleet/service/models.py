@@ -112,10 +112,3 @@ class ServiceHealth(BaseModel):
     status: str
     store: str
     waiting: int
-
-
-class Refusal(BaseModel):
-    """The reason why a request was rejected: a sentence for people, a code for programs."""
-
-    detail: str
-    code: str = ""

@@ -18,13 +18,14 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tilewise.errors import Rejected, UnavailableError
+from tilewise.errors import Rejected, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.web.bodies import ListCache, parse, read_body
+from tilewise.web.bodies import ListCache
 from tilewise.web.health import Pulse
 from tilewise.web.limits import HOLDER
 from tilewise.web.rates import Rates
+from tilewise.web.routes import error_response, parse_object, read_json_text
 from tilewise_fleet.service import checks
 from tilewise_fleet.service.choices import (
     PROGRAM,
@@ -95,7 +96,7 @@ class ChoiceService:
         Only requests with a token can queue problems for the fleet, and count for how often a problem is requested.
         """
         start = time.perf_counter()
-        queries = self._parse_queries(self._lists.parse(await read_body(request)))
+        queries = self._parse_queries(self._lists.parse(await read_json_text(request)))
         owner = self._owner(request)
         entries = await self._cached_problems(queries)
         choices: list[bytes] = []
@@ -195,7 +196,7 @@ class ChoiceService:
         owner = self._authenticate(request)
         if not self._rates.take(owner.id):
             raise Rejected("rate", "too many requests in a short time; try again in a moment")
-        content = parse(await read_body(request))
+        content = parse_object(await read_json_text(request))
         if content.keys() - {"device", "batches"}:
             raise Rejected("schema", "a request with measurements has a device and batches")
         machine, _ = checks.parse_device(content.get("device"))
@@ -221,6 +222,11 @@ class ChoiceService:
         store.choose_partition(machine)
         for uid, problem, default_ns, timings in batches:
             store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{owner.id}/{uid}")
+
+    def refuse(self, error: TilewiseError) -> Response:
+        """Translate an error into a response, and count it."""
+        self.meters.rejections.labels(getattr(error, "code", "") or "refused").inc()
+        return error_response(error)
 
     async def lookup(self, token: str) -> TokenOwner | None:
         """Return the owner of a token; None if it is unknown or revoked."""
