@@ -37,7 +37,7 @@ from tilewise.bench import Rejected
 from tilewise.bench.jsontext import parse_json
 from tilewise.errors import ConfigurationError
 from tilewise.web import limits
-from tilewise.web.rates import Rates
+from tilewise.web.limits import Rates
 from tilewise_arena.board import open_board, schema
 from tilewise_arena.board.tokens import create_token
 from tilewise_arena.server import create_app

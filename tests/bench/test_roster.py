@@ -17,8 +17,7 @@ from tests.bench.test_board import filled, made_up_score, recipe
 from tilewise.cli.app import command_line
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 from tilewise_arena.board import Board, open_board
-from tilewise_arena.board.grades import safe
-from tilewise_arena.board.roster import class_grades_csv, make_tokens, read_roster
+from tilewise_arena.board.grades import class_grades_csv, make_tokens, read_roster, safe
 from tilewise_arena.board.tokens import holder_of
 
 CLASS = "number,name,team\n7,Ada,owls\n8,Grace,owls\n9,Edsger,\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from tilewise_fleet.cli.serve import serve as start_service
+from tilewise_fleet.cli.fleet import serve as start_service
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]

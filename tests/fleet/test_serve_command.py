@@ -36,7 +36,7 @@ def test_a_port_that_another_has_is_a_sentence() -> None:
 
 
 def test_a_mistyped_store_is_refused_and_not_created(tmp_path: Path) -> None:
-    from tilewise_fleet.cli.serve import serve
+    from tilewise_fleet.cli.fleet import serve
 
     with pytest.raises(ConfigurationError, match=r"no store at .*typo\.sqlite"):
         serve(store=str(tmp_path / "typo.sqlite"), host="127.0.0.1", port=0, rate=0.0, open_to_all=True)

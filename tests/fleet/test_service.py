@@ -20,7 +20,7 @@ from tests.waiting import until
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Kernel, Problem
 from tilewise.store.store import Store
-from tilewise.web.bodies import MAX_BODY_BYTES
+from tilewise.web.limits import MAX_BODY_BYTES
 from tilewise_fleet.service import service
 from tilewise_fleet.service.app import create_app
 from tilewise_fleet.service.choices import PROGRAM

@@ -79,7 +79,7 @@ def use_recipe(path: Path) -> object:
 
 
 def use_roster(path: Path) -> object:
-    from tilewise_arena.board.roster import read_roster
+    from tilewise_arena.board.grades import read_roster
 
     return read_roster(path)
 

@@ -16,7 +16,7 @@ HOMES = ("file", "postgresql")
 
 def why_no_postgres() -> str | None:
     """What is missing for a store in PostgreSQL; None where nothing is."""
-    for name in ("sqlalchemy", "psycopg", "alembic"):
+    for name in ("sqlalchemy", "psycopg"):
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed: pip install tilewise-fleet"
     return None if find_binaries() is not None else "PostgreSQL is not installed; `make test-fleet` installs it"

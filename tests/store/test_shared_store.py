@@ -289,7 +289,8 @@ def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> N
 def test_the_queue_of_an_older_store_gets_its_partition(database: NewStore, tmp_path: Path) -> None:
     from sqlalchemy import create_engine, text
 
-    from tilewise_fleet.postgres import driver_url, upgrade
+    from tilewise_fleet.postgres import driver_url
+    from tilewise_fleet.tables import upgrade
 
     where = database()
     engine = create_engine(driver_url(where))

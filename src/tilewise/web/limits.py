@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewise.errors import Rejected, TilewiseError, UnavailableError
 from tilewise.web.health import Pulse
-from tilewise.web.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+from collections import OrderedDict
 
 
 class TokenHolder(Protocol):
@@ -43,6 +45,7 @@ Application = Callable[[Any, Receive, Send], Awaitable[None]]
 Lookup = Callable[[str], Awaitable[TokenHolder | None]]
 
 access = logging.getLogger("tilewise.access")
+MAX_BODY_BYTES = 1 << 20  # with a valid token, unless the service allows more; arbitrary
 SMALL_BODY_BYTES = 256 << 10  # without a token; arbitrary
 HOLDER = "tilewise.holder"  # key of the token's owner in the scope of a request
 _MAX_LARGE_BODIES = 8  # at once; arbitrary, at most 96 MiB of memory
@@ -89,7 +92,7 @@ class Limits:
         lookup: Lookup,
         rate: float = 40.0,
         pulse: Pulse | None = None,
-        max_body_bytes: int = 1 << 20,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self.app, self._lookup, self._pulse, self._max_body_bytes = app, lookup, pulse, max_body_bytes
         self._queues: dict[str, _ClientQueue] = {}
@@ -291,3 +294,27 @@ async def _send_json(send: _ResponseSender, status: int, content: dict[str, Any]
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+_MAX_CLIENTS = 4096  # buckets in memory; arbitrary
+
+
+class Rates:
+    """Allows each client `burst` requests at once, and `per_second` on average; 0 means no limit."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: (tokens, time)
+
+    def take(self, client: str) -> bool:
+        """Take a token from the client's bucket; returns False if it is empty."""
+        if not self._per_second:
+            return True
+        now = self._clock()
+        tokens, last = self._buckets.pop(client, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - last) * self._per_second)
+        allowed = tokens >= 1
+        self._buckets[client] = (tokens - allowed, now)
+        if len(self._buckets) > _MAX_CLIENTS:  # the least recent client has probably a full bucket again
+            self._buckets.popitem(last=False)
+        return allowed

@@ -1,14 +1,12 @@
 """A store in PostgreSQL through SQLAlchemy: many machines write to it at once, each kind to its own partition.
 
-Alembic creates and upgrades the tables (`migrations`). A lost connection, a deadlock or a restarting server loses no
+`tables` creates and upgrades the tables. A lost connection, a deadlock or a restarting server loses no
 measurements: a transaction is retried for a minute, and every row has a unique `uid`, so that a transaction whose
 acknowledgement was lost is not written twice.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.resources
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +16,10 @@ from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, 
 from tilewise.store.database import LOCK_TIMEOUT_S, Transaction, Values
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
 
 LEASE_SECONDS = 30.0  # heartbeats come every 6 s; a machine that missed five has lost its claims
 _OPEN_TIMEOUT_S = 5.0  # how long opening is retried: a wrong address should fail soon
-_MIGRATION_LOCK = 0x74776D73  # number of the advisory lock for creating tables, arbitrary
 _RECOVERY_MESSAGES = ("starting up", "recovery", "not yet accepting")
 # Parts of messages of failures that may be over a moment later.
 _TRANSIENT_MESSAGES = (
@@ -68,17 +65,13 @@ class PostgresDatabase:
 
     def _check_tables(self, create: bool) -> None:
         """Upgrade the tables to the newest revision, or refuse a database without a store or from a newer version."""
-        from alembic.runtime.migration import MigrationContext
-        from alembic.script import ScriptDirectory
+        from tilewise_fleet.tables import NEWEST, REVISIONS, stored_revision, upgrade
 
         with self.engine.connect() as connection:
-            current = MigrationContext.configure(connection).get_current_revision()
-        with migrations() as folder:
-            newest = ScriptDirectory(folder).get_current_head()
-            revisions = {script.revision for script in ScriptDirectory(folder).walk_revisions()}
-        if current == newest:
+            current = stored_revision(connection)
+        if current == NEWEST:
             return
-        if current is not None and current not in revisions:
+        if current is not None and current not in REVISIONS:
             raise FileFormatError(f"The store at {self.name} was created by a newer tilewise; update this one.")
         if current is None and not create:
             raise FileFormatError(f"There is no measurement store at {self.name}; `tilewise collect` creates one.")
@@ -145,30 +138,6 @@ class _PostgresTransaction:
     def execute_many(self, query: str, values: Sequence[Values]) -> None:
         if values:
             self._connection.execute(self._statement(query), [dict(row) for row in values])
-
-
-def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Upgrade the tables to a revision; processes that try at the same time wait for each other."""
-    try:
-        from alembic import command
-        from alembic.config import Config
-    except ImportError:
-        raise UnavailableError("A store in PostgreSQL needs Alembic: pip install tilewise-fleet.") from None
-    from sqlalchemy import text
-
-    with migrations() as folder, engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK})
-        config = Config()
-        config.set_main_option("script_location", folder)
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-
-
-@contextlib.contextmanager
-def migrations() -> Any:
-    """Provide the folder of Alembic's scripts."""
-    with importlib.resources.as_file(importlib.resources.files("tilewise_fleet") / "migrations") as folder:
-        yield str(folder)
 
 
 def driver_url(url: str) -> str:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -32,83 +33,64 @@ def slot_name() -> str:
     return f"cpu:{'portable' if native is None else native.isa()}"
 
 
+@dataclass
 class LocalFleet:
-    """The processes of a one-machine fleet."""
+    """A one-machine fleet: the addresses of Ray and of the service, and their processes."""
 
-    def __init__(self, store: str, port: int, ray_port: int, cpus: int) -> None:
-        require_ray()
-        Store(store).close()  # creates the store, or raises an error before anything is started
-        self.store, self.port, self.ray_port, self.cpus = store, port, ray_port, cpus
-        self.address, self.url = f"127.0.0.1:{ray_port}", f"http://127.0.0.1:{port}"
-        self._service: subprocess.Popen[bytes] | None = None
-        self._node: subprocess.Popen[bytes] | None = None
+    address: str
+    url: str
+    processes: list[subprocess.Popen[bytes]]
 
-    def start(self) -> None:
-        """Start Ray and the service, and wait until the service answers."""
-        self._start_ray()
-        serve = ["fleet", "serve", "--store", self.store, "--port", str(self.port), "--no-tokens"]
-        self._service = subprocess.Popen([sys.executable, "-m", "tilewise.cli.app", *serve], stdout=subprocess.DEVNULL)
-        self._await_service()
-
-    def _start_ray(self) -> None:
-        """Start the head node of a Ray cluster that offers one CPU slot."""
-        resources = f'{{"{slot_name()}": 1}}'
-        program = [str(_ray_program()), "start", "--head", "--block", f"--port={self.ray_port}"]
-        options = [
-            f"--num-cpus={self.cpus}",
-            f"--resources={resources}",
-            f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        ]
-        options += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._node = subprocess.Popen(
-            [*program, *options], env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def _await_service(self) -> None:
-        """Wait until the service answers; stop everything if one of the processes ends or the time is up."""
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            if any(process is not None and process.poll() is not None for process in (self._service, self._node)):
-                break
-            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/health", timeout=2):
-                return
-            time.sleep(0.1)
-        self.stop()
-        raise UnavailableError(
-            f"The fleet did not start; another one may use the ports {self.port} and {self.ray_port}."
-        )
+    def is_running(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
 
     def wait(self) -> None:
         """Wait until one of the processes ends, or for Ctrl-C."""
-        while all(process is not None and process.poll() is None for process in (self._service, self._node)):
+        while self.is_running():
             time.sleep(0.5)
-
-    def stop(self) -> None:
-        """End both processes, by force if they take more than 15 s each."""
-        for process in (self._service, self._node):
-            if process is None or process.poll() is not None:
-                continue
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(15)
-            if process.poll() is None:
-                process.kill()
-        if self._node is not None:  # processes that Ray left behind belong to its session
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._node.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def running_fleet(store: str, port: int = 8100, ray_port: int = 6379, cpus: int = 1) -> Iterator[LocalFleet]:
-    """Run a fleet on this machine for the duration of a `with` block."""
-    fleet = LocalFleet(store, port, ray_port, cpus)
-    try:
-        fleet.start()
+    """Run Ray with one CPU slot, and the service, for the duration of a `with` block."""
+    require_ray()
+    Store(store).close()  # creates the store, or raises an error before anything is started
+    ray = [str(_ray_program()), "start", "--head", "--block", f"--port={ray_port}", f"--num-cpus={cpus}"]
+    ray += [f'--resources={{"{slot_name()}": 1}}', f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+    ray += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+    serve = [sys.executable, "-m", "tilewise.cli.app", "fleet", "serve", "--store", store, "--port", str(port)]
+    with _running(ray) as node, _running([*serve, "--no-tokens"]) as service:
+        fleet = LocalFleet(f"127.0.0.1:{ray_port}", f"http://127.0.0.1:{port}", [node, service])
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(fleet.url):
+            if not fleet.is_running() or time.monotonic() > deadline:
+                sentence = f"The fleet did not start; another one may use the ports {port} and {ray_port}."
+                raise UnavailableError(sentence)
+            time.sleep(0.1)
         yield fleet
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(URLError, OSError), urlopen(f"{url}/health", timeout=2):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in its own session, and end all of its processes, by force if it takes more than 15 s."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=quiet, stderr=quiet)
+    try:
+        yield process
     finally:
-        fleet.stop()
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # what the command left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _ray_program() -> Path:

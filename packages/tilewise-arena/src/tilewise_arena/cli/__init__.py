@@ -9,14 +9,13 @@ def register(app: typer.Typer) -> None:
     """Attach the commands to `tilewise compete` (entry-point group `tilewise.commands`)."""
     from tilewise.cli.compete import compete
     from tilewise_arena.cli import serving, teaching
-    from tilewise_arena.cli.verifying import verify
 
     token = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
     token.command("create")(teaching.token_create)
     token.command("revoke")(teaching.token_revoke)
     token.command("list")(teaching.token_list)
     for command in (
-        serving.serve, verify, serving.work, serving.rerun, teaching.event, teaching.disqualify, teaching.reinstate,
+        serving.serve, teaching.verify, serving.work, serving.rerun, teaching.event, teaching.disqualify, teaching.reinstate,
         teaching.roster, teaching.grades, teaching.backup, teaching.restore,
     ):  # fmt: skip
         compete.command()(command)

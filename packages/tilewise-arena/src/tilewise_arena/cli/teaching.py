@@ -143,7 +143,7 @@ def roster(
     Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
     """
     from tilewise._atomic import write_atomic
-    from tilewise_arena.board.roster import make_tokens, read_roster, tokens_csv
+    from tilewise_arena.board.grades import make_tokens, read_roster, tokens_csv
 
     students = read_roster(path)
     if out.exists():
@@ -169,8 +169,7 @@ def grades(
     Example: tilewise compete grades --roster class.csv --out grades.csv
     """
     from tilewise._atomic import write_atomic
-    from tilewise_arena.board.grades import grades_csv
-    from tilewise_arena.board.roster import class_grades_csv, read_roster
+    from tilewise_arena.board.grades import class_grades_csv, grades_csv, read_roster
 
     if out is not None:
         check_new_file(out, force)
@@ -220,3 +219,30 @@ def restore(
 
     links = run(path, where, key, new_key)
     answer(as_json, {"links": links, "board": where}, f"{pluralize(links, 'link')} in {where}")
+
+
+def verify(
+    where: BoardOption = DEFAULT_BOARD,
+    head: Annotated[str | None, typer.Option(help="A hash noted earlier, such as a receipt's.")] = None,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a board's ledger, and what the board shows against it; exit code 1 if anything is wrong.
+
+    Example: tilewise compete verify --board board.sqlite
+    """
+    from tilewise_arena.board import verify as check
+    from tilewise_arena.board.verify import NOT_COVERED
+
+    with open_board(where, key) as board:
+        verdict = check(board, head)
+    if as_json:
+        print(json.dumps(verdict.as_dict()))
+    else:
+        print(f"links: {verdict.links}, entries: {verdict.entries}, last hash: {verdict.head}")
+        print("the board is whole" if verdict.good else "\n".join(verdict.faults))
+        print("not covered: " + "; ".join(NOT_COVERED))
+        if not verdict.sealed:
+            print("the board's key is not here, so its seals were not checked")
+    if not verdict.good:
+        raise typer.Exit(1)

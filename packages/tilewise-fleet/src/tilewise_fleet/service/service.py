@@ -23,8 +23,7 @@ from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
 from tilewise.web.bodies import ListCache
 from tilewise.web.health import Pulse
-from tilewise.web.limits import HOLDER
-from tilewise.web.rates import Rates
+from tilewise.web.limits import HOLDER, Rates
 from tilewise.web.routes import error_response, parse_object, read_json_text
 from tilewise_fleet.service import checks
 from tilewise_fleet.service.choices import (
