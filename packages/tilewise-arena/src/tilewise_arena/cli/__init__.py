@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
     token.command("revoke")(teaching.token_revoke)
     token.command("list")(teaching.token_list)
     for command in (
-        serving.serve, teaching.verify, serving.work, serving.rerun, teaching.event, teaching.disqualify, teaching.reinstate,
-        teaching.roster, teaching.grades, teaching.backup, teaching.restore,
+        serving.serve, teaching.verify, serving.work, serving.rerun, teaching.event, teaching.disqualify,
+        teaching.reinstate, teaching.roster, teaching.grades, teaching.backup, teaching.restore,
     ):  # fmt: skip
         compete.command()(command)
     compete.add_typer(token, name="token")

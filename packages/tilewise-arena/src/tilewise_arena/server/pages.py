@@ -27,7 +27,6 @@ _ROWS = 50  # of a board's page
 _pages = Environment(
     loader=FileSystemLoader(_FOLDER), autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
 )
-_pages.globals |= {"bars": charts.bars, "history": charts.history, "pair_bars": charts.pair_bars}
 _pages.filters["gain"] = lambda value: "–" if value is None else f"{value:.2f}×"
 _pages.filters["score"] = lambda value: "–" if value is None else f"{value:.3f}"
 _pages.filters["share"] = lambda value: "–" if value is None else f"{100 * value:.1f} %"
@@ -126,7 +125,8 @@ def _board_page(board: Board, event: Event, division: str, team: str, sort: str,
     at = min(at, pages)
     values: dict[str, Any] = {"event": event, "division": division, "team": team, "sort": sort, "at": at}
     values |= {"rows": board.standings(event.name, division, team, sort, _ROWS, (at - 1) * _ROWS)}
-    values |= {"records": board.records(event.name, division), "total": total, "pages": pages}
+    records = board.records(event.name, division)
+    values |= {"records": records, "history": charts.history(records), "total": total, "pages": pages}
     return page("board.html", **values, is_open=board.open_events().get(event.name, True))
 
 
