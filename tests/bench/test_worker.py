@@ -102,16 +102,6 @@ def test_a_backup_restores_to_the_same_board(tmp_path: Path) -> None:
         assert verify(again).good
 
 
-def test_a_backup_made_before_turns_were_counted_is_restored(tmp_path: Path) -> None:
-    with open_board(tmp_path / "b.sqlite") as board:
-        filled(board)
-        back_up(board, tmp_path / "backup.jsonl")
-    text = (tmp_path / "backup.jsonl").read_text()
-    assert ', "turn": 0' in text
-    (tmp_path / "old.jsonl").write_text(text.replace(', "turn": 0', ""))
-    assert restore(tmp_path / "old.jsonl", tmp_path / "new.sqlite") > 0
-
-
 def test_an_altered_or_cut_backup_is_not_restored(tmp_path: Path) -> None:
     with open_board(tmp_path / "b.sqlite") as board:
         filled(board)

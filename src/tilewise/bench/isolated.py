@@ -12,9 +12,10 @@ from typing import Any
 
 import tilewise
 from tilewise._system import die_with_parent
+from tilewise.bench.jsontext import plain_value
 from tilewise.bench.measure import Settings
 from tilewise.bench.recipe import parse_recipe
-from tilewise.bench.scoring import score_recipe, validate_recipe
+from tilewise.bench.scoring import duel, score_recipe, validate_recipe
 from tilewise.errors import Rejected, TilewiseError
 
 
@@ -27,8 +28,6 @@ def carry_out(request: dict[str, Any]) -> dict[str, Any]:
     if request["task"] == "validate":
         return validate_recipe(recipe, settings).as_dict()
     if request["task"] == "duel":
-        from tilewise.bench.scoring import duel
-
         other = request["record"]
         return duel(recipe, parse_recipe(other["recipe"], Path(other["folder"])), settings)
     return score_recipe(recipe, settings).as_dict()
@@ -42,12 +41,7 @@ def main() -> None:
     except TilewiseError as error:
         answer = {"error": type(error).__name__, "message": str(error)}
         answer["code"] = error.code if isinstance(error, Rejected) else ""
-    print(json.dumps(answer, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    """Convert NumPy numbers and tuples to plain JSON values."""
-    return value.item() if hasattr(value, "item") else list(value)
+    print(json.dumps(answer, default=plain_value))
 
 
 if __name__ == "__main__":

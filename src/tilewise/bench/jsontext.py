@@ -26,6 +26,11 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
+def plain_value(value: Any) -> Any:
+    """Convert a NumPy number or a sequence to a plain JSON value, as `default` of json.dumps."""
+    return value.item() if hasattr(value, "item") else list(value)
+
+
 def parse_json(source: bytes | str, most_bytes: int = MOST_BYTES, most_depth: int = MOST_DEPTH) -> Any:
     """Parse JSON of bounded size and depth, without repeated keys and without NaN."""
     raw = source.encode() if isinstance(source, str) else source

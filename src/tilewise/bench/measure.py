@@ -28,7 +28,6 @@ from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.profile import Comparison, Measurement, MemoryProfiler, ProfilerContext, TimeLimitError, Timer
-from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]
@@ -454,19 +453,3 @@ def _with_backend(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], Non
             run()
 
     return run_timed, answers
-
-
-def log_score_differences(together: Together, one: str, other: str, constant: float) -> Array:
-    """Return, per block of the comparison, the log score of `one` minus that of `other`.
-
-    `constant` is the part of it that does not vary: memory and size.
-    """
-    a, b = (np.log(together.comparison.measurements[name].samples).reshape(-1, 2).mean(1) for name in (one, other))
-    differences: Array = (b - a) / 3 + constant
-    return differences
-
-
-def is_better(differences: Array) -> tuple[bool, float]:
-    """Test whether differences are positive at p < 0.01 (signed-rank test); return the verdict and p."""
-    test = signed_rank_test(differences)
-    return bool(test.p_value < 0.01 and test.centre > 0), float(test.p_value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ class Runner:
     use_cache: bool = False
     cache_dtype: str = "float32"
     decoder_weights: str = "float32"
-    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def active(self) -> Iterator[None]:

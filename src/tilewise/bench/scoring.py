@@ -22,11 +22,10 @@ from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.floor import check_floor, least_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
 from tilewise.bench.measure import (
+    Gain,
     Settings,
     Speedup,
     Together,
-    is_better,
-    log_score_differences,
     measure_together,
     weigh,
 )
@@ -34,6 +33,7 @@ from tilewise.bench.recipe import Recipe
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.validation import Validation, validate, worst_difference
 from tilewise.errors import FileFormatError, Rejected
+from tilewise.profile.timing.statistics import signed_rank_test
 
 NO_TRUTH = (
     "TILE_OLYMPIAD is ranked against a collection that only the teacher has (--truth); the practice split's best "
@@ -56,12 +56,19 @@ class Score:
     figures: dict[str, Any]  # baseline and entry: latency, throughput, memory, file, dtypes, accuracy
     steps: list[dict[str, Any]]  # cumulative gain after each step
     validation: dict[str, Any]
-    machine: dict[str, Any]
+    machine: dict[str, Any] = field(default_factory=lambda: machine_facts())
     notes: list[str] = field(default_factory=list)
     practice: bool = False  # measured without the limit on noise, so it is never ranked
 
     def as_dict(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def of_gains(cls, event: str, latency: Gain, memory: float, size: float, **more: Any) -> Score:
+        """Combine the gains in speed, memory and size to a score with its interval."""
+        score, low, high = (combined(ratio, memory, size) for ratio in (latency.ratio, latency.low, latency.high))
+        gains: dict[str, Any] = {"speedup": latency.ratio, "memory_gain": memory, "size_gain": size}
+        return cls(event=event, score=score, interval=(low, high), **gains, **more)
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> Score:
@@ -107,7 +114,8 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     seals = first.fingerprint(), last.fingerprint()
     together = measure_together(runners, settings, rng, memory)
     clock.check()
-    check_same_model(seals, (first.fingerprint(), last.fingerprint()))
+    if seals != (first.fingerprint(), last.fingerprint()):
+        raise Rejected("another model timed", "the stored weights changed between the accuracy test and the timing")
     check_timed_answers(together, last, first, names[-1])
     loaded = any(reason.startswith("load") for reason in together.comparison.reasons)
     anchor = check_baseline_speed(recipe.event, first, together.inputs[0], loaded)
@@ -116,8 +124,19 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     threads = tilewise.get_num_threads()
     p50 = together.benchmarks[names[-1]].latency.p50
     floor = check_floor(p50, lambda machine: least_seconds(last, threads, machine))
-    score = _score(recipe, stages, names, together, validation, {"baseline_over_arithmetic": anchor, "floor_s": floor})
-    return replace(score, practice=settings.practice)
+    gains = together.speedup(names[-1])
+    figures = {"baseline": together.benchmarks[names[0]].as_dict(), "entry": together.benchmarks[names[-1]].as_dict()}
+    return Score.of_gains(
+        recipe.event.name,
+        gains.latency,
+        gains.memory.ratio,
+        gains.size.ratio,
+        figures=figures | {"speedup": gains.as_dict(), "baseline_over_arithmetic": anchor, "floor_s": floor},
+        steps=[_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
+        validation=validation.as_dict(),
+        notes=list(together.comparison.reasons),
+        practice=settings.practice,
+    )
 
 
 def score_tiles(recipe: Recipe, truth: str | None) -> Score:
@@ -144,19 +163,12 @@ def score_tiles(recipe: Recipe, truth: str | None) -> Score:
         figures=figures,
         steps=[],
         validation=_tiles_validation(share, checks).as_dict(),
-        machine=machine_facts(),
     )
 
 
 def _tiles_validation(share: float, checks: list[str]) -> Validation:
     """Return the validation of a file of predictions, which has no inputs to draw."""
     return Validation(accuracy=share, floor=0.0, agreement=share, drawn=0, left_out=0, dtypes=(), checks=checks)
-
-
-def check_same_model(before: tuple[str, str], after: tuple[str, str]) -> None:
-    """Check that the weights that were validated are those that were timed."""
-    if before != after:
-        raise Rejected("another model timed", "the stored weights changed between the accuracy test and the timing")
 
 
 def check_timed_answers(together: Together, entry: Runner, reference: Runner, name: str) -> None:
@@ -169,33 +181,6 @@ def check_timed_answers(together: Together, entry: Runner, reference: Runner, na
             raise Rejected("another model timed", "answers given while the clock ran differ from those given before it")
         if entry.event.kind == "text" and worst_difference(x, answer, reference)[1] >= 1e-3:
             raise Rejected("wrong answer", "a text generated while the clock ran is not the shipped model's")
-
-
-def _score(
-    recipe: Recipe, stages: Any, names: list[str], together: Together, validation: Validation, more: dict[str, float]
-) -> Score:
-    """Combine the gains of the last stage to a score, with the figures it follows from."""
-    gains = together.speedup(names[-1])
-    memory, size = gains.memory.ratio, gains.size.ratio
-    low, high = (combined(edge, memory, size) for edge in (gains.latency.low, gains.latency.high))
-    return Score(
-        event=recipe.event.name,
-        score=combined(gains.latency.ratio, memory, size),
-        speedup=gains.latency.ratio,
-        memory_gain=memory,
-        size_gain=size,
-        interval=(low, high),
-        figures={
-            "baseline": together.benchmarks[names[0]].as_dict(),
-            "entry": together.benchmarks[names[-1]].as_dict(),
-            "speedup": gains.as_dict(),
-        }
-        | more,
-        steps=[_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
-        validation=validation.as_dict(),
-        machine=machine_facts(),
-        notes=list(together.comparison.reasons),
-    )
 
 
 def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
@@ -269,7 +254,12 @@ def duel(challenger: Recipe, record: Recipe, settings: Settings) -> dict[str, An
     runners = {"record": build(record), "challenger": build(challenger)}
     together = measure_together(runners, replace(settings, runs=runs, most_runs=most))
     gains = together.speedup("challenger")
-    constant = (math.log(gains.memory.ratio) + math.log(gains.size.ratio)) / 3
-    differences = log_score_differences(together, "challenger", "record", constant)
-    beaten, p_value = is_better(differences)
-    return {"beaten": beaten, "p_value": p_value, "factor": float(math.exp(float(differences.mean())))}
+    constant = (math.log(gains.memory.ratio) + math.log(gains.size.ratio)) / 3  # memory and size do not vary
+    ours, theirs = (  # log seconds per block of the comparison
+        np.log(together.comparison.measurements[name].samples).reshape(-1, 2).mean(1)
+        for name in ("challenger", "record")
+    )
+    differences = (theirs - ours) / 3 + constant  # of the log scores
+    test = signed_rank_test(differences)
+    beaten = bool(test.p_value < 0.01 and test.centre > 0)
+    return {"beaten": beaten, "p_value": float(test.p_value), "factor": math.exp(float(differences.mean()))}

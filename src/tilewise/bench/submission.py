@@ -192,10 +192,9 @@ def _error(answer: Mapping[str, Any]) -> TilewiseError:
 
 def _environment(threads: int) -> dict[str, str]:
     """Return a clean environment: the path of this tilewise, one thread count for all libraries, no preloading."""
-    inherited = {
+    variables = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ
     }
     count = {name: str(threads) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     source = str(Path(tilewise.__file__).resolve().parents[1])
-    variables = {name: os.environ[name] for name in inherited if name in os.environ}
     return variables | count | {"PYTHONPATH": source, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}

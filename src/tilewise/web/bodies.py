@@ -18,11 +18,17 @@ _MAX_LISTS, _MIN_LIST_BYTES = 64, 256  # cached lists (arbitrary); parsing a sho
 _KEY, _PLACEHOLDER = b'"configs"', -1  # the value that replaces a cached list in the text
 
 
+class KnownList(list[Any]):
+    """A list of configurations that may come again, and what the service makes of it."""
+
+    entry: tuple[int, Any] | None = None  # its number, and the configurations
+
+
 class ListCache:
     """A JSON parser that caches lists of configurations by their bytes."""
 
     def __init__(self) -> None:
-        self._lists: OrderedDict[bytes, Any] = OrderedDict()
+        self._lists: OrderedDict[bytes, KnownList] = OrderedDict()
 
     def parse(self, content: bytes) -> dict[str, Any]:
         """Parse a body; a list of configurations that was parsed before is returned as the same object."""
@@ -41,7 +47,7 @@ class ListCache:
                     return value
         value = parse_object(content)
         if isinstance(value.get("configs"), list) and value["configs"] == _parse_value(text):
-            self._lists[text] = value["configs"]
+            value["configs"] = self._lists[text] = KnownList(value["configs"])
             if len(self._lists) > _MAX_LISTS:
                 self._lists.popitem(last=False)
         return value

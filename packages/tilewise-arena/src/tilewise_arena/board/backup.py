@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import LargeBinary, Table, insert, select
+from sqlalchemy import Column, LargeBinary, Table, insert, select
 
 from tilewise._atomic import atomic_writer
 from tilewise._files import convert_read_errors, open_input
@@ -156,11 +156,16 @@ def _checked(row: Any, table: Table) -> dict[str, Any]:
     if not isinstance(row, dict) or row.keys() != set(table.columns.keys()):
         raise ValueError
     for column in table.columns:
-        value, is_binary = row[column.name], isinstance(column.type, LargeBinary)
-        kind = str if is_binary else column.type.python_type
-        if type(value) is not kind and not (value is None and column.nullable):
+        if not _fits(row[column.name], column):
             raise ValueError
-        if kind is int and abs(value) >= 1 << 31:
-            raise ValueError
-        row[column.name] = base64.b64decode(value) if is_binary else value
+        if isinstance(column.type, LargeBinary):
+            row[column.name] = base64.b64decode(row[column.name])
     return row
+
+
+def _fits(value: Any, column: Column[Any]) -> bool:
+    """Return whether a column can hold a value of a backup, in which bytes are base64."""
+    if value is None:
+        return bool(column.nullable)
+    kind = str if isinstance(column.type, LargeBinary) else column.type.python_type
+    return type(value) is kind and not (isinstance(value, int) and abs(value) >= 1 << 31)

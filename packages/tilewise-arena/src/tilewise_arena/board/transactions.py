@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, insert, select, update
 
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.jsontext import canonical
+from tilewise.bench.jsontext import canonical, plain_value
 from tilewise.bench.recipe import Recipe, parse_recipe
 from tilewise.bench.scoring import check_consistent
 from tilewise.errors import ConfigurationError, FileFormatError, Rejected, UnavailableError
@@ -134,7 +134,7 @@ class BoardTransaction:
         if outcome == "scored":
             check_consistent(dict(facts or {}))
         body: dict[str, Any] = {"entry": entry, "outcome": outcome, "reason": reason}
-        body["result"] = json.loads(json.dumps(facts, default=plain_number)) if outcome == "scored" else None
+        body["result"] = json.loads(json.dumps(facts, default=plain_value)) if outcome == "scored" else None
         self._append("result", body)
         self._update_entry(entry, **result_columns(body))
 
@@ -303,22 +303,21 @@ class BoardTransaction:
 
     def queued_of(self, team: str) -> int:
         """Count the entries of a team that wait for a run, by a worker or by the teacher."""
-        table = schema.entries
-        is_waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
-        query = select(func.count()).select_from(table).where(is_waiting)
-        return int(self.connection.execute(query).scalar() or 0)
+        return self._of_entries(func.count(), team, schema.entries.c.status.in_(("queued", "unverified")))
 
     def stored_by(self, team: str) -> int:
         """Return the bytes that a team's entries have added to the database."""
-        table = schema.entries
-        query = select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.team == team)
-        return int(self.connection.execute(query).scalar() or 0)
+        return self._of_entries(func.sum(schema.entries.c.bytes), team)
 
     def entered_since(self, team: str, event: str, at: str) -> int:
         """Count the entries of a team in an event since a time."""
         table = schema.entries
-        since = (table.c.team == team) & (table.c.event == event) & (table.c.submitted_at >= at)
-        return int(self.connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
+        return self._of_entries(func.count(), team, table.c.event == event, table.c.submitted_at >= at)
+
+    def _of_entries(self, value: Any, team: str, *conditions: Any) -> int:
+        table = schema.entries
+        query = select(value).select_from(table).where(table.c.team == team, *conditions)
+        return int(self.connection.execute(query).scalar() or 0)
 
 
 class Replayed(Rejected):
@@ -372,10 +371,6 @@ def fresh_columns(division: str) -> dict[str, Any]:
 def _author_field(by: str) -> dict[str, str]:
     """Return the field that names the author of a change: a teacher's token or the command line; empty if unknown."""
     return {"by": by} if by else {}
-
-
-def plain_number(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else list(value)
 
 
 def recipe_of(row: Any) -> Recipe:

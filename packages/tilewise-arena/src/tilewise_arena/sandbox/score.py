@@ -23,9 +23,9 @@ from tilewise.bench.drawing import prompts_without_loops
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.floor import check_floor, least_plugin_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed
-from tilewise.bench.measure import Settings, file_bytes
+from tilewise.bench.measure import Gain, Settings, file_bytes
 from tilewise.bench.runner import Runner, baseline
-from tilewise.bench.scoring import Score, combined, machine_facts
+from tilewise.bench.scoring import Score
 from tilewise.bench.validation import check_accuracy, check_agreement, check_logits, check_tokens
 from tilewise.errors import Rejected, TooNoisy
 from tilewise.profile.timing.statistics import signed_rank_test
@@ -114,9 +114,17 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     validation = _check_answers(event, questions, ours, reference)
     _check_baseline(event, reference, questions, plain.quickest)
     _check_floor(reference, questions, ours, threads, deadline)
-    return _score(
-        event=event, base=base.seconds, ours=ours.seconds, memory=memory, size=size, file_size=bytes_,
-        validation=validation, settings=settings,
+    latency = _check_noise(base.seconds, ours.seconds, settings)
+    before, after = float(np.median(base.seconds)), float(np.median(ours.seconds))
+    sides = {  # memory and size are multiples of the entry's
+        "baseline": {"latency_s": {"p50": before}, "memory_bytes": memory, "file_bytes": size},
+        "entry": {"latency_s": {"p50": after}, "memory_bytes": 1.0, "file_bytes": 1.0},
+    }
+    sides["entry"] |= {"stored_bytes": bytes_, "throughput": event.units_per_call / after}
+    notes = ["timed over a pipe; entry and baseline each in their own sandbox"]
+    return Score.of_gains(
+        event.name, latency, memory, size,
+        figures=sides, steps=[], validation=validation, notes=notes, practice=settings.practice,
     )  # fmt: skip
 
 
@@ -229,38 +237,10 @@ def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
     return shipped / needed_bytes, needed_bytes
 
 
-def _score(
-    event: Event,
-    base: list[float],
-    ours: list[float],
-    memory: float,
-    size: float,
-    file_size: int,
-    validation: dict[str, Any],
-    settings: Settings,
-) -> Score:
-    """Combine the gains in speed, memory and size; raises TooNoisy if the speed-up is too uncertain."""
+def _check_noise(base: list[float], ours: list[float], settings: Settings) -> Gain:
+    """Return the gain in speed; raises TooNoisy if it is too uncertain."""
     test = signed_rank_test(np.log(base) - np.log(ours))
     speedup, low, high = (math.exp(v) for v in (test.centre, test.interval.low, test.interval.high))
     if not settings.practice and (high - low) / (2 * speedup) > settings.widest_interval:
         raise TooNoisy(f"not scored: the speed-up of {speedup:.2f} is known only from {low:.2f} to {high:.2f}")
-    sides = {
-        "baseline": {"latency_s": {"p50": float(np.median(base))}, "memory_bytes": memory, "file_bytes": size},
-        "entry": {"latency_s": {"p50": float(np.median(ours))}, "memory_bytes": 1.0, "file_bytes": 1.0},
-    }
-    sides["entry"] |= {"stored_bytes": file_size, "throughput": event.units_per_call / float(np.median(ours))}
-    interval = combined(low, memory, size), combined(high, memory, size)
-    return Score(
-        event=event.name,
-        score=combined(speedup, memory, size),
-        speedup=speedup,
-        memory_gain=memory,
-        size_gain=size,
-        interval=interval,
-        figures=sides,
-        steps=[],
-        validation=validation,
-        machine=machine_facts(),
-        notes=["timed over a pipe; entry and baseline each in their own sandbox"],
-        practice=settings.practice,
-    )
+    return Gain(speedup, low, high)

@@ -42,7 +42,7 @@ async def _teacher(service: Service, request: Request) -> Holder | None:
     cookie = request.cookies.get(_COOKIE, "")
     if not 0 < len(cookie) <= 100:
         return None
-    holder: Holder | None = await service.read(session_holder, service.board, cookie)
+    holder = await service.read(session_holder, service.board, cookie)
     return holder if holder is not None and holder.is_admin else None
 
 
@@ -169,7 +169,7 @@ async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple
     action = fields.get("action", "")
     if action == "token":
         team = fields.get("team", "").strip()
-        token: str = await service.read(create_token, service.board, team, False, by)
+        token = await service.read(create_token, service.board, team, False, by)
         return f"A token for {team}. Copy it now: it is not kept and cannot be shown again.", token
     if action == "revoke":
         await service.read(revoke_token, service.board, fields.get("id", ""), by)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -27,6 +27,8 @@ from tilewise_arena.sandbox import bubblewrap
 from tilewise_arena.server.models import Submission
 from tilewise_arena.server.writer import BoardWriter
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MAX_BODY_BYTES = 12 << 20  # arbitrary: the files of an entry in base64
 MOST_STORED = 256 << 20
 
@@ -54,7 +56,7 @@ class Service:
         """Run a function in a transaction of the board, and wait until it is committed."""
         return await asyncio.wrap_future(self.writer.put(work))
 
-    async def read(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def read(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call a function that reads or computes, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args, **options))
 
@@ -75,8 +77,7 @@ class Service:
 
     async def lookup(self, token: str) -> Holder | None:
         """Return the owner of a token."""
-        holder: Holder | None = await self.read(holder_of, self.board, token)
-        return holder
+        return await self.read(holder_of, self.board, token)
 
     async def holder(self, request: Request) -> Holder:
         """Return the owner of the request's token, which `Limits` has looked up."""
@@ -90,7 +91,7 @@ class Service:
 
         Otherwise a team could hand in the recipe of another one. The steps of a result name the recipe's steps.
         """
-        entry: dict[str, Any] | None = await self.read(self.board.entry, number)
+        entry = await self.read(self.board.entry, number)
         if entry is None:
             return None
         is_open = (await self.read(self.board.open_events)).get(entry["event"], True)

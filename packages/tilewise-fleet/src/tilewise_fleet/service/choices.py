@@ -28,6 +28,7 @@ from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.decide import Scores, decide
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
+from tilewise.web.bodies import KnownList
 from tilewise_fleet.service.checks import parse_configs
 
 PROGRAM = "asked"  # stored as the program of kernels that the service queues
@@ -113,7 +114,6 @@ class ChoiceCache:
         self.problems: OrderedDict[tuple[str, str], CachedProblem] = OrderedDict()
         self._max_problems = max_problems
         self._lists: OrderedDict[bytes, tuple[int, tuple[Config, ...]]] = OrderedDict()
-        self._objects: dict[int, tuple[Any, tuple[int, Any]]] = {}  # by id() of a parsed list
         self._count = 0
         self._models: dict[tuple[Any, ...], ModelScores | None] = {}
 
@@ -124,19 +124,11 @@ class ChoiceCache:
         """
         if content is None:
             return self._family_list(machine, problem, facts)
-        # `web.bodies` returns the same object for a list that it has parsed before, so identity is the fast path.
-        entry = self._objects.get(id(content))
-        if entry is not None and entry[0] is content:
-            return entry[1]
-        if len(self._objects) >= _MAX_LISTS:
-            self._objects.clear()
-        self._objects[id(content)] = content, self._list_by_content(content)
-        return self._objects[id(content)][1]
-
-    def _list_by_content(self, content: Any) -> tuple[int, Any]:
-        """Find an equal list of configurations, or parse and number a new one."""
+        if isinstance(content, KnownList) and content.entry is not None:
+            return content.entry
+        plain = list(content) if isinstance(content, KnownList) else content
         try:
-            key = marshal.dumps(content, 2)  # format 2 has no references: equal lists have equal bytes
+            key = marshal.dumps(plain, 2)  # format 2 has no references: equal lists have equal bytes
         except ValueError:
             raise Rejected("schema", "configs is a list of configurations, the default first") from None
         entry = self._lists.get(key)
@@ -144,6 +136,8 @@ class ChoiceCache:
             entry = self._lists[key] = self._assign_number(parse_configs(content))
             if len(self._lists) > _MAX_LISTS:
                 self._lists.popitem(last=False)
+        if isinstance(content, KnownList):
+            content.entry = entry
         return entry
 
     def _assign_number(self, configs: tuple[Config, ...]) -> tuple[int, tuple[Config, ...]]:
