@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi")
 
 from tilewise.errors import Rejected
-from tilewise.web.bodies import ListCache
 from tilewise.web.routes import parse_object
+from tilewise_fleet.service.bodies import ListCache
 
 LIST = [{"block": 2**i, "stages": 3} for i in range(20)]
 TEXT = json.dumps(LIST)

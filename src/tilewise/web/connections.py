@@ -49,7 +49,7 @@ class GuardedProtocol(H11Protocol):
 
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _since: float = 0.0
+    waiting_since: float = 0.0
     initial_data: bytes = b""  # received before the connection was handed to this protocol
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -60,7 +60,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the request head, and close old connections if there are too many."""
         super().connection_made(transport)
-        self._since = time.monotonic()
+        self.waiting_since = time.monotonic()
         self._start_header_timer()
         if len(self.connections) > MAX_CONNECTIONS_BURST:
             _close_some(self.connections)
@@ -105,7 +105,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        self._since = time.monotonic()
+        self.waiting_since = time.monotonic()
         if self._pipelined or self.conn.trailing_data[0]:
             self.transport.close()
         super().on_response_complete()
@@ -128,10 +128,6 @@ class GuardedProtocol(H11Protocol):
     def waits_for_client(self) -> bool:
         """Return whether the server waits for the client: for a request, or for the remainder of its body."""
         return self._waits_for_head() or bool(self.cycle.more_body)
-
-    @property
-    def waiting_since(self) -> float:
-        return self._since
 
     def _waits_for_head(self) -> bool:
         return self.cycle is None or bool(self.cycle.response_complete)

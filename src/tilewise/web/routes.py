@@ -1,4 +1,4 @@
-"""What the routes of every service share: JSON bodies, error responses, and how OpenAPI describes both.
+"""Helpers for the routes of every service: JSON bodies, error responses, and how OpenAPI describes both.
 
 Routes parse their bodies themselves, after checks that a framework does not make; OpenAPI gets the schemas from here.
 """

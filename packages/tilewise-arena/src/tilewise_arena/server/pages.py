@@ -98,7 +98,7 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
         at = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 1
 
         async def make() -> Response:
-            return await service.read(_board_page, board, event, division, team, sort, max(at, 1))
+            return await service.read(_board_page, board, event, division=division, team=team, sort=sort, at=max(at, 1))
 
         return await views.show(request, (division, team, sort, at), make)
 

@@ -1,4 +1,4 @@
-"""What the routes share: authentication, submissions and access to the board."""
+"""Access to the board for the routes: authentication, submissions, reading and writing."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Service:
         }
         if action not in actions:
             raise Rejected("schema", "the page does not know this action")
-        done, change = actions[action]
-        await self.write(change)
+        done, work = actions[action]
+        await self.write(work)
         return done
 
     async def body(self, request: Request, model: type[BaseModel]) -> Any:

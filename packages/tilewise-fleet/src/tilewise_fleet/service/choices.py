@@ -28,7 +28,7 @@ from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.decide import Scores, decide
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
-from tilewise.web.bodies import KnownList
+from tilewise_fleet.service.bodies import KnownList
 from tilewise_fleet.service.checks import parse_configs
 
 PROGRAM = "asked"  # stored as the program of kernels that the service queues

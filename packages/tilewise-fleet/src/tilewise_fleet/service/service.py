@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tilewise.errors import Rejected, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.web.bodies import ListCache
 from tilewise.web.health import Pulse
 from tilewise.web.limits import HOLDER, Rates
 from tilewise.web.routes import error_response, parse_object, read_json_text
 from tilewise_fleet.service import checks
+from tilewise_fleet.service.bodies import ListCache
 from tilewise_fleet.service.choices import (
     PROGRAM,
     CachedProblem,
