@@ -173,7 +173,7 @@ def _ask_interleaved(
     base, ours = Answers(), Answers()
     for host in (plain, entry):
         host.ask(questions[0].inputs)
-    plain.idle = entry.idle = plain.busy = entry.busy = 0.0
+        host.idle, host.busy = 0.0, []
     asked_before: set[int] = set()
     for at in (int(i) for i in rng.permutation(len(questions))):
         question = questions[at]
