@@ -18,7 +18,7 @@ from tests.fleet.rays import NEEDS_RAY, cluster_of
 from tests.waiting import until
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.errors import ConfigurationError
-from tilewise_fleet.sweep import Sweep, best_of, fold_of, run_trial
+from tilewise_fleet.sweep import Sweep, best_of, fold_of, read_result, run_trial
 
 SMALL = {"epochs": 3, "eval_every": 1, "configs": 16}
 
@@ -56,6 +56,36 @@ def test_a_finished_trial_is_not_trained_again(tmp_path: Path) -> None:
     assert run_trial(sweep, trial, told.append) == first
     assert len(told) == 3
     assert (tmp_path / "trial_000" / "model.safetensors").is_file()
+
+
+def test_a_draw_varies_its_settings_around_the_first(tmp_path: Path) -> None:
+    sweep = Sweep("cpu", "out", "MLP", draws=40)
+    base, *drawn = (sweep.draw_settings(draw) for draw in range(40))
+    rates = [row["learning_rate"] / base["learning_rate"] for row in drawn]
+    assert 10**-0.71 < min(rates) < 0.3 and 2 < max(rates) < 10**0.51
+    assert {row["weight_decay"] for row in drawn} == {0.0, 0.005, 0.02, 0.05}
+    assert {row["batch"] / base["batch"] for row in drawn} == {0.5, 1, 2}
+    assert Sweep("cpu", "out", folds=20).folds == 20
+    with pytest.raises(ConfigurationError, match="1 to 20 folds"):
+        Sweep("cpu", "out", folds=21)
+    with pytest.raises(ConfigurationError, match="need as many kernels"):
+        fold_of(load_dataset("cpu", limit=8), 0, 20)
+
+
+def test_a_result_counts_only_for_its_own_settings(tmp_path: Path) -> None:
+    trial, path = {"trial": 3, "seed": 1}, tmp_path / "result.json"
+    assert read_result(path, trial) is None
+    for content, counts in (
+        ({**trial, "value": 0.5, "epochs": 9}, True),
+        ({**trial, "value": None}, False),
+        (trial, False),
+        ({**trial, "seed": 2, "value": 0.5}, False),
+        ([0.5], False),
+    ):
+        path.write_text(json.dumps(content))
+        assert (read_result(path, trial) == content) is counts
+    with pytest.raises(ConfigurationError, match="No trial"):
+        best_of([{"trial": 0, "draw": 0, "value": float("nan")}])
 
 
 class Command:
