@@ -151,31 +151,33 @@ def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module
     The copy is for inference: a batch norm in eval mode after a convolution is folded into its weights. Convolutions
     with groups stay dense.
     """
-    out = _convert(model, at_least, frozenset())
+    out = copy.deepcopy(model)
+    if _is_sparse(out, at_least):
+        out = _sparse_layer(out)
+    else:
+        _replace(out, at_least)
     report: dict[str, str] = {}
     if sample is not None:
         with no_grad():
             x = sample.data if isinstance(sample, Tensor) else np.asarray(sample)
             out(Tensor(x) if x.dtype.kind == "f" else x)
-        explanations = {
-            name: list(layer.explain().values())
-            for name, layer in out.named_modules()
-            if isinstance(layer, SparseLinear | SparseConv2d)
-        }
-        report = {name: texts[-1] for name, texts in explanations.items() if texts}
-        faster_dense = frozenset(name for name, text in report.items() if text.startswith("dense"))
-        out = _convert(model, at_least, faster_dense)
+        layers = {name: m for name, m in out.named_modules() if isinstance(m, SparseLinear | SparseConv2d)}
+        for name, layer in layers.items():
+            for text in list(layer.explain().values())[-1:]:
+                report[name] = text
+                if text.startswith("dense"):
+                    out = _with_layer(out, name, layer.to_dense().eval())
     object.__setattr__(out, "sparse_report", report)
     return out
 
 
-def _convert(model: Module, at_least: float, dense_layers: frozenset[str]) -> Module:
-    """Copy a model with sparse layers; the layers named in `dense_layers` stay dense."""
-    out = copy.deepcopy(model)
-    if _is_sparse(out, at_least):
-        return out if "" in dense_layers else _sparse_layer(out)
-    _replace(out, at_least, dense_layers, "")
-    return out
+def _with_layer(model: Module, name: str, layer: Module) -> Module:
+    """Replace the layer with this name, which is the model itself if the name is empty."""
+    parent, _, child = name.rpartition(".")
+    if not child:
+        return layer
+    setattr(dict(model.named_modules())[parent], child, layer)
+    return model
 
 
 def _is_sparse(layer: Module, at_least: float) -> bool:
@@ -194,39 +196,27 @@ def _sparse_layer(layer: Any) -> Module:
     return SparseLinear.from_dense(layer) if isinstance(layer, Linear) else SparseConv2d.from_dense(layer)
 
 
-def _sparse_attention(
-    attention: MultiHeadAttention, at_least: float, dense_layers: frozenset[str], path: str
-) -> MultiHeadAttention:
+def _sparse_attention(attention: MultiHeadAttention, at_least: float) -> MultiHeadAttention:
     """Convert the projections of attention; return it unchanged if both stay dense."""
     layers = {"in_proj": attention.in_layer(), "out_proj": attention.out_proj}
-    sparse = {
-        n: layer for n, layer in layers.items() if _is_sparse(layer, at_least) and f"{path}.{n}" not in dense_layers
-    }
-    if not sparse:
-        return attention
-    return SparseAttention(attention, **(layers | {name: _sparse_layer(layer) for name, layer in sparse.items()}))
+    sparse = {name: _sparse_layer(layer) for name, layer in layers.items() if _is_sparse(layer, at_least)}
+    return SparseAttention(attention, **(layers | sparse)) if sparse else attention
 
 
-def _replace(module: Module, at_least: float, dense_layers: frozenset[str], prefix: str) -> None:
+def _replace(module: Module, at_least: float) -> None:
     """Replace the sparse children of a module in place, recursively."""
     children = list(module.named_children())
     for i, (name, child) in enumerate(children):
-        path = f"{prefix}{name}"
         if isinstance(child, MultiHeadAttention) and hasattr(child, "in_proj_weight"):
-            setattr(module, name, _sparse_attention(child, at_least, dense_layers, path))
+            setattr(module, name, _sparse_attention(child, at_least))
             continue
-        if not _is_sparse(child, at_least) or path in dense_layers:
-            _replace(child, at_least, dense_layers, f"{path}.")
+        if not _is_sparse(child, at_least):
+            _replace(child, at_least)
             continue
         # In a Sequential, the next child runs after this one, so a batch norm there can be folded.
         next_name, next_layer = children[i + 1] if i + 1 < len(children) else ("", None)
-        norm_follows = isinstance(module, Sequential) and isinstance(next_layer, BatchNorm2d)
-        if (
-            isinstance(child, Conv2d)
-            and isinstance(next_layer, BatchNorm2d)
-            and norm_follows
-            and not next_layer.training
-        ):
+        in_order = isinstance(module, Sequential)
+        if in_order and isinstance(child, Conv2d) and isinstance(next_layer, BatchNorm2d) and not next_layer.training:
             setattr(module, name, sparse_with_norm(child, next_layer))
             setattr(module, next_name, FoldedNorm())
         else:
