@@ -298,21 +298,27 @@ def pruning() -> str:
 
 def plan_claims() -> str:
     """The teaching plan's success metrics on every reference model: accuracy by cross-validation, speed, memory."""
-    accuracy = []
+    accuracy, validation = [], []
     for row in read_any("modules") or []:
         drop = with_interval(*(f"{value:+.2f}" for value in (row["points lost"], *row["interval"])))
         bound = "< 1 point" if row["form"] == "int8" else "< 2 points"
-        form = {"int8": "INT8", "zeros": "70 % zeros", "filters": "70 % of the weights, as filters"}[row["form"]]
+        form, _, epochs = row["form"].partition(", ")
+        form = {"int8": "INT8", "zeros": "70 % zeros", "filters": "70 % of the weights, as filters"}[form]
+        if row["data"] == "validation":
+            validation.append((row["model"], form, epochs, f"{row['images']:,}", drop))
+            continue
         accuracy.append((row["data"], row["model"], form, f"{row['images']:,}", f"{row['dense %']:.2f} %", drop, bound))
     speed = []
     for row in read_any("plan_speed") or []:
         gain = with_interval(*(f"{value:.2f}" for value in (row["times faster"], *row["interval"])))
         memory = f"{row['memory']:.2f}" if "memory" in row else ""
         speed.append((row["claim"], row["model"], row["compared"], gain, memory))
-    headings = ("data", "model", "form", "test images", "float32, dense", "points lost (95 % interval)", "claim")
+    headings = ("data", "model", "form", "test answers", "float32, dense", "points lost (95 % interval)", "claim")
     first = table(headings, accuracy)
     headings = ("claim", "model", "what is compared", "times faster (95 % interval)", "memory, of the first")
-    return f"{first}\n\n{table(headings, speed)}"
+    second = table(headings, speed)
+    headings = ("model", "form", "fine-tuning", "answers", "points lost (95 % interval)")
+    return f"{first}\n\n{second}\n\n{table(headings, validation)}"
 
 
 def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mapping[str, Callable[[], str]]) -> str:
