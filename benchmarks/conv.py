@@ -89,7 +89,7 @@ def training(name: str, batch: int, threads: int, budget_s: float) -> Row:
 def layer(shape: tuple[str, int, int, int, int, int], batch: int, threads: int, budget_s: float) -> Row:
     name, c, o, side, kernel, stride = shape
     model = Sequential(Conv2d(c, o, kernel, stride, kernel // 2, rng=0), ReLU())
-    conv = model[0]
+    conv: Conv2d = model[0]  # type: ignore[assignment]
     weight, bias = (torch.from_numpy(p.data) for p in (conv.weight, conv.bias))
     x = np.random.default_rng(0).standard_normal((batch, c, side, side)).astype(np.float32)
     others, tx, ours = onnx_models.runs(model, x, threads), torch.from_numpy(x), Tensor(x)

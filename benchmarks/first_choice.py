@@ -128,7 +128,8 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=500, help="length of the second list")
     options = parser.parse_args()
     tilewise.set_num_threads(1)
-    rng, sides = np.random.default_rng(options.seed), {"cpu": Cpu(), "triton": Triton()}
+    rng = np.random.default_rng(options.seed)
+    sides: dict[str, Cpu | Triton] = {"cpu": Cpu(), "triton": Triton()}
     print("milliseconds, median and nine tenths")
     print(f"{'':20}{'candidates':>10}{'own list':>18}{f'{options.configs} configurations':>18}")
     for kind, family, sizes in FAMILIES:

@@ -30,6 +30,7 @@ from benchmarks.harness import machine_class, results_path, today
 from tilewise._atomic import write_atomic
 from tilewise._extension import native
 from tilewise.models import zoo
+from tilewise.models.zoo.attention import bert_small, vit_tiny
 from tilewise.nn import Module
 from tilewise.quantize import quantize
 
@@ -90,8 +91,8 @@ def peak_of(who: str, path: Path, x: np.ndarray) -> int | None:
 def example(name: str, batch: int, size: int | None) -> tuple[Module, np.ndarray]:
     """The network and zeros that it takes: images of a size, or as many tokens."""
     if name == "bert_small":
-        return zoo.bert_small(), np.zeros((batch, size or 128), np.int64)
-    model = zoo.vit_tiny(size or 224) if name == "vit_tiny" else zoo.ZOO[name]()
+        return bert_small(), np.zeros((batch, size or 128), np.int64)
+    model = vit_tiny(size or 224) if name == "vit_tiny" else zoo.ZOO[name]()
     shape = (3, size, size) if size else model.example_shape
     return model, np.zeros((batch, *shape), np.float32)
 
@@ -129,7 +130,8 @@ def show_growth(name: str, batch: int, size: int | None, passes: int) -> None:
     x = np.random.default_rng(0).standard_normal(x.shape, dtype=np.float32) if x.dtype == np.float32 else x
     runs: dict[str, Callable[[np.ndarray], Any]] = {"float32": tilewise.plan.compile(model, x)}
     if name not in ("vit_tiny", "bert_small"):
-        runs["int8"] = quantize(model.eval(), [x]).run
+        quantized: Any = quantize(model.eval(), [x])
+        runs["int8"] = quantized.run
     for form, run in runs.items():
         own, process = growth(run, x, passes)
         shape = "×".join(map(str, x.shape))

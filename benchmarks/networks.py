@@ -29,7 +29,8 @@ import torch
 import tilewise
 import tilewise.onnx
 from benchmarks import torch_graph
-from benchmarks.harness import NOT_HELD, Row, Run, compare, read_rows, without_winograd, write_results
+from benchmarks.cases import NOT_HELD
+from benchmarks.harness import Row, Run, compare, read_rows, without_winograd, write_results
 from tilewise import Tensor, models, no_grad
 from tilewise._extension import native
 from tilewise.models import zoo

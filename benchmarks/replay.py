@@ -23,7 +23,7 @@ from tilewise.costmodel.data.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluation import evaluate
 from tilewise.costmodel.models.files import shipped_file, shipped_names
 from tilewise.costmodel.models.scorer import shipped_scorer
-from tilewise.tune.search.calibration import WITHIN
+from tilewise.tune.search.confidence import WITHIN
 from tilewise.tune.search.replay import replay, replay_without_model
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"

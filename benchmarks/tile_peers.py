@@ -85,8 +85,9 @@ class GatV2(nn.Module):
         """Return the mean node vector of each kernel, (K, H)."""
         x = functional.leaky_relu(self.node_in(torch.cat([batch.node, self.embedding(batch.opcode)], dim=1)), 0.2)
         loops = np.arange(batch.n_nodes)
-        u = torch.from_numpy(np.concatenate([batch.consumer, batch.producer, loops])).to(x.device)
-        v = torch.from_numpy(np.concatenate([batch.producer, batch.consumer, loops])).to(x.device)
+        consumer, producer = batch.edges.T
+        u = torch.from_numpy(np.concatenate([consumer, producer, loops])).to(x.device)
+        v = torch.from_numpy(np.concatenate([producer, consumer, loops])).to(x.device)
         for source, target, weight in zip(self.source, self.target, self.weight, strict=True):
             messages = source(x)
             logits = weight(functional.leaky_relu(messages[u] + target(x)[v], 0.2))[:, 0]
