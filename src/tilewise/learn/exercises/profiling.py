@@ -45,6 +45,7 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
             (right / n, "each image of the batch is convolved"),
             (right / 2, "a multiply-add counts as 2"),
             (right / channels, "each output sums over all input channels"),
+            (right * channels / filters, "w has the filters first, then the input channels"),
             (right / (kh * kw), "each output sums over all kernel elements"),
             (per_output * height * width, "count outputs, of which there may be fewer than inputs"),
             (

@@ -54,6 +54,7 @@ def _two_of_four(answer: Callable[..., Any]) -> None:
         mask = right.reshape(shape)
         mistakes = (
             (mask, "give the weights, not the mask"),
+            (before**2 * mask, "give the weights, not their squares"),
             (before * (1 - mask), "the two largest stay, the two smallest become zero"),
             (before * _largest_two(before), "compare magnitudes, not values"),
         )

@@ -87,6 +87,7 @@ def _integer_product(answer: Callable[..., Any]) -> None:
         without_zero = x.astype(np.int64) @ w.astype(np.int64)
         rounded = ((x.astype(np.float32) - zero) @ w.astype(np.float32)).astype(np.float64)
         mistakes = (
+            (right.astype(np.int8), "the sums do not fit into int8: give them as int32"),
             (without_zero, "the zero point is missing: take zero_point * (sum of each column of w) away"),
             (rounded, "float32 holds 24 bits, too few for this sum: multiply integers"),
             ((x.astype(int) - zero) @ (w.astype(int) - zero), "zero_point belongs to x alone: w has none"),
