@@ -15,8 +15,8 @@ def _affine(answer: Callable[..., Any]) -> None:
     for low, high in ((-0.35, 10.0), (-0.33, 10.0), (-1.0, 1.0), (0.0, 6.0), (2.0, 6.0), (-5.0, -1.0), (0.0, 0.0)):
         call = f"affine({low}, {high})"
         scale, zero = answer(low, high)
-        swapped = float(scale) == int(scale) and float(zero) != int(zero)
-        require(not swapped, f"{call} gave ({scale}, {zero}): give the scale first, then the zero point")
+        zero_first = float(scale) == int(scale) and float(zero) != int(zero)
+        require(not zero_first, f"{call} gave ({scale}, {zero}): give the scale first, then the zero point")
         require(scale > 0, f"{call} gave the scale {scale}: it must be positive, also for a range of nothing")
         exact = -min(low, 0.0) / scale
         require(
