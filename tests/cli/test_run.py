@@ -51,6 +51,20 @@ def test_run_takes_an_input_and_writes_results_and_the_int8_network(digits: Path
         np.testing.assert_allclose(written["output"], tilewise.onnx.load(tmp_path / "q.onnx")(x).data, atol=0.5)
 
 
+def test_int8_that_is_off_by_more_than_it_should_is_not_used(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = {"error_of_largest": 0.02, "stated_error": 0.02, "layers_in_int8": 4, "layers": 4}
+    monkeypatch.setattr("tilewise.cli.run._cost_of_int8", lambda *_: dict(cost))
+    x = np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    words = ("--input", tmp_path / "x.npy", "--int8", "--out", tmp_path / "y.npz", "--runs", 3)
+    facts = json.loads(invoke("run", digits, *words, "--json"))
+    assert facts["int8"]["kept_float"] == "off by more than 1%: kept float"
+    with np.load(tmp_path / "y.npz") as written:
+        np.testing.assert_allclose(written["output"], tilewise.onnx.load(digits)(x).data, rtol=1e-4, atol=1e-5)
+
+
 def test_run_takes_a_network_of_the_zoo_by_name(tmp_path: Path) -> None:
     facts = json.loads(invoke("run", "squeezenet", "--runs", 1, "--save", tmp_path / "s.onnx", "--json"))
     assert facts["outputs"]["output"]["shape"] == [1, 1000]

@@ -49,7 +49,7 @@ def run(
             cost = _cost_of_int8(quantized, inputs, exact, _results_by_name(network, integers(*map(Tensor, inputs))))
             int8_timing = timer.measure(lambda: integers(*inputs), warmup=2, runs=max(runs, 1))
             cost |= {"p50_s": int8_timing.p50, "float_p50_s": timing.p50}
-            cost["kept_float"] = _reason_for_float(cost, hasattr(quantized, "report"))
+            cost["kept_float"] = _reason_for_float(cost)
             if not cost["kept_float"]:
                 written, fastest, timing = quantized, integers, int8_timing
         results = _results_by_name(network, fastest(*map(Tensor, inputs)))
@@ -133,13 +133,12 @@ def _summary(value: Any) -> dict[str, Any]:
     }
 
 
-def _reason_for_float(cost: dict[str, Any], is_bounded: bool, max_error: float = 0.01) -> str:
+def _reason_for_float(cost: dict[str, Any], max_error: float = 0.01) -> str:
     """Return why the float network is used instead of the INT8 one, or "" if INT8 is used.
 
-    quantize() itself does not bound the error of a dynamically quantized network (`is_bounded` false); its default
-    `max_error`, a share of the largest result, applies here.
+    `max_error` is a share of the largest result, the default of quantize().
     """
-    if not is_bounded and cost["error_of_largest"] > max_error:
+    if cost["error_of_largest"] > max_error:
         return f"off by more than {max_error:.0%}: kept float"
     return "slower than float: kept float" if cost["p50_s"] > cost["float_p50_s"] else ""
 
