@@ -234,6 +234,28 @@ def _channel_slice(s: Sketch, x: int) -> None:
         s.add("concat", left, right)
 
 
+def _joined_slices(s: Sketch, x: int) -> None:
+    """The channels in two parts, joined again: as they were, swapped, or one part twice."""
+    channels = s.shape_of(x)[1]
+    if channels < 2:
+        raise DoesNotFit("one channel has no parts")
+    at = s.whole(1, channels - 1)
+    parts = [s.add("slice", x, axis=1, stop=at), s.add("slice", x, axis=1, start=at)]
+    s.add("concat", *(parts[i] for i in s.one_of((0, 1), (1, 0), (1, 1), (0, 1, 0))))
+
+
+def _detour(s: Sketch, x: int) -> None:
+    """A slice or a norm beside an operation that INT8 runs in Python: the next native call reads an earlier one's."""
+    y = conv(s, x, out=s.one_of(4, 6, 8), same_size=True)
+    beside = s.activation(y, "softmax")
+    if s.chance(0.5):
+        z = s.add("slice", y, axis=1, start=s.whole(0, s.shape_of(y)[1] - 1))
+    else:
+        _group_norm(s, y)
+        z = conv(s, s.last, same_size=True)
+    s.add("concat", beside, z)
+
+
 def _global_pool(s: Sketch, x: int) -> None:
     s.add("global_pool", x, keepdims=s.one_of(None, True))
 
@@ -388,9 +410,9 @@ _ANY: dict[Motif, float] = {
 }  # fmt: skip
 _IMAGE: dict[Motif, float] = {
     _block: 8, _separable: 3, _residual: 4, _squeeze_excite: 2, _branches: 4, _pool: 3, _upsample: 1.5,
-    _conv_transpose: 1, _batch_norm: 2, _group_norm: 1, _padded: 1, _shuffle: 1, _channel_slice: 2, _global_pool: 1,
-    _to_tokens: 1, _channels_last: 1, _classifier: 2, _flatten: 2.5, _merge: 0.3, _split: 0.3, _layer_norm: 0.3,
-    _linear: 0.5,
+    _conv_transpose: 1, _batch_norm: 2, _group_norm: 1, _padded: 1, _shuffle: 1, _channel_slice: 2, _joined_slices: 1,
+    _detour: 0.5, _global_pool: 1, _to_tokens: 1, _channels_last: 1, _classifier: 2, _flatten: 2.5, _merge: 0.3,
+    _split: 0.3, _layer_norm: 0.3, _linear: 0.5,
 }  # fmt: skip
 _TOKENS: dict[Motif, float] = {
     _linear: 3, _layer_norm: 1, _perceptron: 2, _attention: 1, _mean_of_tokens: 1, _merge: 1, _split: 1

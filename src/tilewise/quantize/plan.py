@@ -74,11 +74,16 @@ def _array(value: Value) -> Array:
 def segments(model: QuantizedModel) -> list[Segment | int]:
     """Partition the steps after the input, in order, into segments and indices of steps that run by themselves."""
     result: list[Segment | int] = []
+    float_results: set[int] = set()
     for is_native, run in groupby(range(1, len(model.graph.steps)), partial(_is_native, model)):
         steps = list(run)
         # Float norms alone are not worth a native call.
-        is_worth_a_call = is_native and any(model.integer[index] is not None for index in steps)
-        result += [_SegmentBuilder(model, steps).build()] if is_worth_a_call else steps
+        if not is_native or all(model.integer[index] is None for index in steps):
+            result += steps
+            continue
+        segment = _SegmentBuilder(model, steps, float_results).build()
+        float_results |= {index for index, wrapper in segment.results if wrapper is None}
+        result.append(segment)
     return result
 
 
@@ -99,9 +104,10 @@ class _SegmentBuilder:
     reads it.
     """
 
-    def __init__(self, model: QuantizedModel, steps: list[int]) -> None:
+    def __init__(self, model: QuantizedModel, steps: list[int], float_results: set[int]) -> None:
+        """`float_results` are the steps whose results earlier segments return as floats."""
         assert native is not None
-        self.model, self.steps, self.plan = model, steps, native.Graph()
+        self.model, self.steps, self.plan, self.float_results = model, steps, native.Graph(), float_results
         # Native values by step: integers, floats with channels last, and floats with channels first, which are inputs
         # and rows of a linear layer.
         self.integers: dict[int, int] = {}
@@ -128,7 +134,8 @@ class _SegmentBuilder:
 
     def _add_source(self, index: int) -> None:
         """Add an input of the segment, in the form in which the step before it returns its result."""
-        shape, storage = self.model.calibration.shapes[index], self.model.result_of(index)
+        shape = self.model.calibration.shapes[index]
+        storage = None if index in self.float_results else self.model.result_of(index)
         if storage is None:
             self.planes[index] = self.plan.dynamic_input("float32", len(shape) == 1, shape[0])
             return
