@@ -244,6 +244,10 @@ class TracedModel(Module):
         """Yield the integer layers, which are parameters of operations, so that this model plans itself like others."""
         return ((f"linear_layers.{index}", layer) for index, layer in enumerate(self.linear_layers))
 
+    def holds_weights(self) -> bool:
+        """Return True: the operations hold weights besides those of integer layers, such as convolutions'."""
+        return True
+
     def forward(self, *inputs: Any) -> Tensor:
         """Replay the operations, and drop every value after its last reader."""
         if len(inputs) != len(self.inputs):
