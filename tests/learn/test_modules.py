@@ -33,7 +33,12 @@ def test_a_claim_of_the_plan_stands_on_the_page(claim):
 
 
 def test_every_line_of_the_page_runs_and_every_claim_holds(tmp_path):
-    done = subprocess.run([sys.executable, "-c", code_of("modules")], cwd=tmp_path, capture_output=True, text=True)
+    for attempt in range(3):  # a busy machine may disturb the timing of the entry, which is refused then
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", code_of("modules")], cwd=folder, capture_output=True, text=True)
+        if "the machine was too restless" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 6  # one measured line a module
 
