@@ -146,6 +146,7 @@ class Op:
 
 def unique_name(name: str, names: set[str], separator: str = ".") -> str:
     """Return `name`, with a number if it is among `names` already, and add it to them."""
+    # The first of equal names has no number, so that names of networks without any stay as they are.
     candidate, count = name, 1
     while candidate in names:
         count += 1
@@ -156,4 +157,5 @@ def unique_name(name: str, names: set[str], separator: str = ".") -> str:
 
 def four_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
     """Return padding as (top, left, bottom, right)."""
+    # (rows, columns) pads opposite sides alike.
     return padding if len(padding) == 4 else (*padding, *padding)
