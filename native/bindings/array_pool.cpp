@@ -4,7 +4,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "bindings/numpy_api.h"
+#include "bindings/arrays.h"
 #include "common/convolution.h"
 #include "common/heap_watch.h"
 
@@ -122,18 +122,20 @@ PyObject* handler() {
 
 }  // namespace
 
-PyArrayObject* new_array(int ndim, const npy_intp* shape, int type) {
+nb::object allocate_array(int ndim, const npy_intp* shape, int type) {
+  const auto allocate = [&] { return nb::steal(PyArray_SimpleNew(ndim, const_cast<npy_intp*>(shape), type)); };
   std::size_t bytes = 4;
   for (int i = 0; i < ndim; ++i) bytes *= static_cast<std::size_t>(shape[i]);
-  npy_intp* dims = const_cast<npy_intp*>(shape);
-  if (bytes < least_pooled) return reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(ndim, dims, type));
-  PyObject* before = PyDataMem_SetHandler(handler());
-  if (before == nullptr) return nullptr;
-  PyObject* array = PyArray_SimpleNew(ndim, dims, type);
-  PyObject* ours = PyDataMem_SetHandler(before);
-  Py_DECREF(before);
-  Py_XDECREF(ours);
-  return reinterpret_cast<PyArrayObject*>(array);
+  nb::object array;
+  if (bytes < least_pooled) {
+    array = allocate();
+  } else if (PyObject* before = PyDataMem_SetHandler(handler())) {
+    array = allocate();
+    Py_XDECREF(PyDataMem_SetHandler(before));
+    Py_DECREF(before);
+  }
+  if (!array.is_valid()) throw nb::python_error();
+  return array;
 }
 
 int64_t array_pool_bytes() {

@@ -1,7 +1,7 @@
 // Memory of large result arrays, used again. A network makes and drops the same few arrays at every step; given back to
 // the system each time, their pages are faulted in and cleared anew, which costs more than a cheap layer computes.
 // Blocks of 256 KiB and more are kept here when NumPy frees them, up to a bound, and handed out for results of like
-// size. numpy_api.h's new_array() allocates from it.
+// size. arrays.h's allocate_array() allocates from it.
 #pragma once
 
 #include <cstdint>

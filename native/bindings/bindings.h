@@ -29,7 +29,6 @@ void bind_conv(nb::module_& m);
 void bind_tile_table(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_int8(nb::module_& m);
-void bind_int8_layers(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_decoder(nb::module_& m);

@@ -1,155 +1,117 @@
 // Weights in quantized blocks, seen from Python: made of the bytes of a GGUF file, of four-bit codes or of floats, and
 // multiplied by rows of floats.
 #include <limits>
-#include <string>
 
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/arrays.h"
 #include "common/block_matrix.h"
 
 namespace tw {
 namespace {
 
-PyArrayObject* checked(nb::handle object, int type, int ndim, const char* what) {
-  PyObject* raw = object.ptr();
-  auto* array = reinterpret_cast<PyArrayObject*>(raw);
-  if (!PyArray_Check(raw) || PyArray_TYPE(array) != type || PyArray_NDIM(array) != ndim ||
-      !PyArray_ISCARRAY_RO(array)) {
-    throw nb::type_error(
-        (std::string(what) + " must be a C-contiguous array of the documented dtype and dimensions").c_str());
-  }
-  return array;
-}
-
-template <class T>
-T* data(PyArrayObject* array) {
-  return static_cast<T*>(PyArray_DATA(array));
-}
-
-nb::object new_object(int ndim, const npy_intp* shape, int type) {
-  PyArrayObject* array = new_array(ndim, shape, type);
-  if (array == nullptr) throw nb::python_error();
-  return nb::steal(reinterpret_cast<PyObject*>(array));
-}
-
-template <class T>
-T* data_of(const nb::object& array) {
-  return data<T>(reinterpret_cast<PyArrayObject*>(array.ptr()));
-}
-
 int64_t blocks_of(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
 
 void check_size(int64_t outputs, int64_t inputs) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (outputs < 0 || inputs < 1 || inputs > kMost || outputs > kMost) {
-    throw nb::value_error("the weights have too many elements, or none");
-  }
+  check(outputs >= 0 && inputs >= 1 && inputs <= kMost && outputs <= kMost,
+        "the weights have too many elements, or none");
 }
 
 // The format of `bytes`, after checking that they are as many as the shape needs.
-const BlockFormat& checked_format(int code, PyArrayObject* bytes, int64_t outputs, int64_t inputs) {
+const BlockFormat& checked_format(int code, const ArrayView<uint8_t>& bytes, int64_t outputs, int64_t inputs) {
   const BlockFormat* format = block_format(code);
-  if (format == nullptr) throw nb::value_error("this format of blocks is not supported");
+  check(format != nullptr, "this format of blocks is not supported");
   check_size(outputs, inputs);
-  if (inputs % format->values != 0 || PyArray_SIZE(bytes) != outputs * (inputs / format->values) * format->bytes) {
-    throw nb::value_error("the bytes are not as many as blocks of this shape need");
-  }
-  const auto address = reinterpret_cast<uintptr_t>(data<uint8_t>(bytes));
-  if (format->packing < 0 && address % format->bytes != 0) throw nb::value_error("the numbers are not aligned");
+  check(inputs % format->values == 0 && bytes.size() == outputs * (inputs / format->values) * format->bytes,
+        "the bytes are not as many as blocks of this shape need");
+  check(format->packing >= 0 || reinterpret_cast<uintptr_t>(bytes.data) % format->bytes == 0,
+        "the numbers are not aligned");
   return *format;
 }
 
 void make_matrix(BlockMatrix* self, int code, nb::handle bytes, int64_t outputs, int64_t inputs, WeightArena* arena) {
-  PyArrayObject* raw = checked(bytes, NPY_UINT8, 1, "bytes");
+  const auto raw = view_of<uint8_t>(bytes, 1, "bytes");
   checked_format(code, raw, outputs, inputs);
-  GilRelease release(true);
-  new (self) BlockMatrix(code, data<uint8_t>(raw), outputs, inputs, arena);
+  without_gil(true, [&] { new (self) BlockMatrix(code, raw.data, outputs, inputs, arena); });
 }
 
 BlockMatrix* matrix_of_codes(nb::handle codes, nb::handle scales, nb::handle minimums, nb::handle column_scale,
                              WeightArena* arena) {
-  PyArrayObject* c = checked(codes, NPY_UINT8, 2, "codes");
-  PyArrayObject* s = checked(scales, NPY_FLOAT16, 2, "scales");
-  PyArrayObject* m = minimums.is_none() ? nullptr : checked(minimums, NPY_FLOAT16, 2, "minimums");
-  PyArrayObject* f = checked(column_scale, NPY_FLOAT32, 1, "column_scale");
-  const int64_t outputs = PyArray_DIM(c, 0), inputs = PyArray_DIM(c, 1);
+  const auto c = view_of<uint8_t>(codes, 2, "codes");
+  const auto s = view_of<uint16_t>(scales, 2, "scales");
+  const bool has_minimums = !minimums.is_none();
+  const auto m = has_minimums ? view_of<uint16_t>(minimums, 2, "minimums") : ArrayView<uint16_t>{};
+  const auto f = view_of<float>(column_scale, 1, "column_scale");
+  const int64_t outputs = c.dim(0), inputs = c.dim(1);
   if (outputs > 0) check_size(outputs, inputs > 0 ? inputs : 1);
-  if (PyArray_DIM(s, 0) != outputs || PyArray_DIM(s, 1) != blocks_of(inputs) ||
-      (m != nullptr && !PyArray_SAMESHAPE(s, m)) || PyArray_DIM(f, 0) != outputs) {
-    throw nb::value_error("scales and minimums need one number per block of 32, column_scale one per output");
-  }
-  return new BlockMatrix(outputs, inputs, data<uint8_t>(c), data<uint16_t>(s),
-                         m == nullptr ? nullptr : data<uint16_t>(m), data<float>(f), arena);
+  check(s.dim(0) == outputs && s.dim(1) == blocks_of(inputs) && f.dim(0) == outputs &&
+            (!has_minimums || PyArray_SAMESHAPE(s.array, m.array)),
+        "scales and minimums need one number per block of 32, column_scale one per output");
+  return new BlockMatrix(outputs, inputs, c.data, s.data, m.data, f.data, arena);
 }
 
 BlockMatrix* matrix_of_floats(nb::handle weight, WeightArena* arena) {
-  PyArrayObject* w = checked(weight, NPY_FLOAT32, 2, "weight");
-  check_size(PyArray_DIM(w, 0), PyArray_DIM(w, 1));
-  GilRelease release(true);
-  return new BlockMatrix(data<float>(w), PyArray_DIM(w, 0), PyArray_DIM(w, 1), arena);
+  const auto w = view_of<float>(weight, 2, "weight");
+  check_size(w.dim(0), w.dim(1));
+  BlockMatrix* matrix = nullptr;
+  without_gil(true, [&] { matrix = new BlockMatrix(w.data, w.dim(0), w.dim(1), arena); });
+  return matrix;
 }
 
 nb::object linear(const BlockMatrix& weights, nb::handle x) {
-  PyArrayObject* rows = checked(x, NPY_FLOAT32, 2, "x");
-  if (PyArray_DIM(rows, 1) != weights.inputs()) throw nb::value_error("x has another width than the weights");
-  const npy_intp shape[2] = {PyArray_DIM(rows, 0), weights.outputs()};
-  nb::object y = new_object(2, shape, NPY_FLOAT32);
-  bool ok;
-  {
-    GilRelease release(true);
+  const auto rows = view_of<float>(x, 2, "x");
+  check(rows.dim(1) == weights.inputs(), "x has another width than the weights");
+  const NewArray<float> y = new_array({rows.dim(0), weights.outputs()});
+  bool enough_memory;
+  without_gil(true, [&] {
     BlockScratch scratch;
-    ok = weights.apply(data<float>(rows), shape[0], data_of<float>(y), shape[1], scratch);
-  }
-  if (!ok) throw std::bad_alloc();
-  return y;
+    enough_memory = weights.apply(rows.data, rows.dim(0), y.data, weights.outputs(), scratch);
+  });
+  if (!enough_memory) throw std::bad_alloc();
+  return y.object;
 }
 
 nb::tuple unpack(const BlockMatrix& weights) {
-  const bool minimum = weights.code() == kQ4_1;
-  if (!minimum && weights.code() != kQ4_0) throw nb::value_error("only four-bit weights have codes to unpack");
-  const npy_intp codes_shape[2] = {weights.outputs(), weights.inputs()};
-  const npy_intp blocks_shape[2] = {weights.outputs(), blocks_of(weights.inputs())};
-  nb::object codes = new_object(2, codes_shape, NPY_UINT8), scales = new_object(2, blocks_shape, NPY_FLOAT16);
-  nb::object row_scales = new_object(1, codes_shape, NPY_FLOAT32), minimums = nb::none();
-  if (minimum) minimums = new_object(2, blocks_shape, NPY_FLOAT16);
-  weights.unpack(data_of<uint8_t>(codes), data_of<uint16_t>(scales), minimum ? data_of<uint16_t>(minimums) : nullptr,
-                 data_of<float>(row_scales));
-  return nb::make_tuple(codes, scales, minimums, row_scales);
+  const bool has_minimums = weights.code() == kQ4_1;
+  check(has_minimums || weights.code() == kQ4_0, "only four-bit weights have codes to unpack");
+  const int64_t outputs = weights.outputs(), blocks = blocks_of(weights.inputs());
+  const auto codes = new_array<uint8_t>({outputs, weights.inputs()});
+  const auto scales = new_array<uint16_t>({outputs, blocks}),
+             minimums = has_minimums ? new_array<uint16_t>({outputs, blocks}) : NewArray<uint16_t>{nb::none(), nullptr};
+  const NewArray<float> row_scales = new_array({outputs});
+  weights.unpack(codes.data, scales.data, minimums.data, row_scales.data);
+  return nb::make_tuple(codes.object, scales.object, minimums.object, row_scales.object);
 }
 
 // The rows of a matrix or an embedding at the given indices as float32 (n, columns).
 template <class Matrix>
 nb::object rows_at(const Matrix& matrix, nb::handle indices, int64_t rows, int64_t columns) {
-  PyArrayObject* ids = checked(indices, NPY_INT64, 1, "indices");
-  const npy_intp shape[2] = {PyArray_DIM(ids, 0), columns};
-  nb::object out = new_object(2, shape, NPY_FLOAT32);
-  for (int64_t i = 0; i < shape[0]; ++i) {
-    const int64_t row = data<int64_t>(ids)[i];
-    if (row < 0 || row >= rows) throw nb::index_error("an index is outside the rows");
-    matrix.row(row, data_of<float>(out) + i * columns);
+  const auto ids = view_of<int64_t>(indices, 1, "indices");
+  const NewArray<float> out = new_array({ids.dim(0), columns});
+  for (int64_t i = 0; i < ids.dim(0); ++i) {
+    if (ids.data[i] < 0 || ids.data[i] >= rows) throw nb::index_error("an index is outside the rows");
+    matrix.row(ids.data[i], out.data + i * columns);
   }
-  return out;
+  return out.object;
 }
 
 void make_rows(BlockRows* self, int code, nb::handle bytes, int64_t rows, int64_t columns) {
-  PyArrayObject* raw = checked(bytes, NPY_UINT8, 1, "bytes");
-  new (self) BlockRows{checked_format(code, raw, rows, columns), data<uint8_t>(raw), rows, columns};
+  const auto raw = view_of<uint8_t>(bytes, 1, "bytes");
+  new (self) BlockRows{checked_format(code, raw, rows, columns), raw.data, rows, columns};
 }
 
 // x (n, k) float32 to int8 (n, blocks * 32), scales and sums (n, blocks) of the int8 values.
 nb::tuple quantize_blocks(nb::handle x) {
-  PyArrayObject* rows = checked(x, NPY_FLOAT32, 2, "x");
-  const int64_t k = PyArray_DIM(rows, 1), blocks = (k + 2 * kBlock - 1) / (2 * kBlock) * 2;
-  const npy_intp values_shape[2] = {PyArray_DIM(rows, 0), blocks * kBlock}, shape[2] = {values_shape[0], blocks};
-  nb::object values = new_object(2, values_shape, NPY_INT8), scale = new_object(2, shape, NPY_FLOAT32);
-  nb::object sum = new_object(2, shape, NPY_INT32);
+  const auto rows = view_of<float>(x, 2, "x");
+  const int64_t n = rows.dim(0), k = rows.dim(1), blocks = (k + 2 * kBlock - 1) / (2 * kBlock) * 2;
+  const auto values = new_array<int8_t>({n, blocks * kBlock});
+  const NewArray<float> scale = new_array({n, blocks});
+  const auto sum = new_array<int32_t>({n, blocks});
   Buffer<float> total(blocks);
-  for (int64_t r = 0; r < shape[0]; ++r) {
-    active_block_dot().quantize(data<float>(rows) + r * k, k, blocks, 1, 1,
-                                data_of<int8_t>(values) + r * values_shape[1], data_of<float>(scale) + r * blocks,
-                                data_of<int32_t>(sum) + r * blocks, total.data());
+  for (int64_t r = 0; r < n; ++r) {
+    active_block_dot().quantize(rows.data + r * k, k, blocks, 1, 1, values.data + r * blocks * kBlock,
+                                scale.data + r * blocks, sum.data + r * blocks, total.data());
   }
-  return nb::make_tuple(values, scale, sum);
+  return nb::make_tuple(values.object, scale.object, sum.object);
 }
 
 int64_t packed_bytes(int code, int64_t outputs, int64_t inputs) {

@@ -1,7 +1,7 @@
 // Python binding of the CPU cost model's features. Every table is checked before it is read.
 #include "common/cpu_features.h"
 
-#include "bindings/tables.h"
+#include "bindings/arrays.h"
 
 namespace tw {
 namespace {
@@ -21,7 +21,7 @@ nb::object features(const Configs& configs, const Longs& columns, const Doubles&
   for (int i = 0; i < kCpuColumns; ++i)
     check(columns.data()[i] >= -1 && columns.data()[i] < width,
           "columns must be -1 or the index of a configuration column");
-  const NewArray out = new_array({kCpuFeatures, count});
+  const NewArray<float> out = new_array({kCpuFeatures, count});
   cpu_features({configs.data(), count, configs.stride(0), configs.stride(1), columns.data(), product.data(),
                 machine.data(), centre.data(), scale.data(), bound},
                out.data);
@@ -31,9 +31,8 @@ nb::object features(const Configs& configs, const Longs& columns, const Doubles&
 }  // namespace
 
 void bind_cpu_features(nb::module_& m) {
-  m.def("cpu_features", features, nb::arg("configs").noconvert(), nb::arg("columns").noconvert(),
-        nb::arg("product").noconvert(), nb::arg("machine").noconvert(), nb::arg("centre").noconvert(),
-        nb::arg("scale").noconvert(), nb::arg("bound"));
+  m.def("cpu_features", features, array_arg("configs"), array_arg("columns"), array_arg("product"),
+        array_arg("machine"), array_arg("centre"), array_arg("scale"), nb::arg("bound"));
 }
 
 }  // namespace tw

@@ -5,28 +5,11 @@
 
 #include <string>
 
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/arrays.h"
 #include "bindings/sparse_weights.h"
 
 namespace tw {
 namespace {
-
-[[noreturn]] void refuse(const std::string& sentence) { throw nb::value_error(sentence.c_str()); }
-
-PyArrayObject* array_of(nb::handle object, int type, const char* what) {
-  PyObject* raw = object.ptr();
-  auto* array = reinterpret_cast<PyArrayObject*>(raw);
-  if (!PyArray_Check(raw) || PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array)) {
-    refuse(std::string(what) + " must be a C-contiguous array of the documented dtype");
-  }
-  return array;
-}
-
-template <class T>
-T* pointer(PyArrayObject* array) {
-  return static_cast<T*>(PyArray_DATA(array));
-}
 
 class PyDecoder {
  public:
@@ -42,89 +25,71 @@ class PyDecoder {
     decoder_.width = decoder_.token_embedding.columns;
     fill_settings(nb::cast<nb::dict>(settings));
     if (!position_embedding.is_none()) {
-      PyArrayObject* places = matrix(position_embedding, "position embedding");
-      if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
-      if (PyArray_DIM(places, 0) < decoder_.positions) refuse("there are fewer position embeddings than positions");
-      decoder_.position_embedding = keep<float>(position_embedding);
+      const auto places = keep(position_embedding, 2, "position embedding");
+      check(places.dim(1) == decoder_.width, "the two embeddings have different widths");
+      check(places.dim(0) >= decoder_.positions, "there are fewer position embeddings than positions");
+      decoder_.position_embedding = places.data;
     }
     decoder_.blocks.resize(nb::len(layers));
     for (std::size_t i = 0; i < decoder_.blocks.size(); ++i)
       fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
-    if (nb::len(last) != 2) refuse("the last layers are a norm and the head");
+    if (nb::len(last) != 2) refuse("ShapeError", "the last layers are a norm and the head");
     decoder_.norm = norm(last[0], decoder_.width);
     fill_dense(decoder_.head, last[1], 0, decoder_.width);
     logits_ = decoder_.head.outputs;
-    GilRelease release(true);
-    decoder_.settle();
+    without_gil(true, [&] { decoder_.settle(); });
   }
 
   // rows (n, 3) int64 of token, sequence, position; cache arrays (layers, sequences, heads, capacity, head width)
   nb::object run(nb::handle rows, nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales,
                  nb::handle output_rows) const {
-    PyArrayObject* r = array_of(rows, NPY_INT64, "rows");
-    PyArrayObject* w = array_of(output_rows, NPY_INT64, "output_rows");
-    if (PyArray_NDIM(r) != 2 || PyArray_DIM(r, 1) != 3 || PyArray_NDIM(w) != 1)
-      refuse("rows must be (n, 3), output_rows (m,)");
+    const auto r = view_of<int64_t>(rows, 2, "rows"), w = view_of<int64_t>(output_rows, 1, "output_rows");
+    check(r.dim(1) == 3, "rows must be (n, 3), output_rows (m,)");
     DecoderCache cache = cache_of(keys, values, key_scales, value_scales);
-    const int64_t count = PyArray_DIM(r, 0), chosen = PyArray_DIM(w, 0);
-    const Row* row = reinterpret_cast<const Row*>(pointer<int64_t>(r));
+    const int64_t count = r.dim(0), chosen = w.dim(0);
+    const Row* row = reinterpret_cast<const Row*>(r.data);
     for (int64_t i = 0; i < count; ++i) check_row(row[i], cache);
-    if (chosen > count) refuse("more logits are output_rows than there are rows");
-    for (int64_t i = 0; i < chosen; ++i) {
-      if (pointer<int64_t>(w)[i] < 0 || pointer<int64_t>(w)[i] >= count) refuse("a output_rows row does not exist");
-    }
-    const npy_intp shape[2] = {chosen, logits_};
-    PyArrayObject* out = new_float_array(2, shape);
-    if (out == nullptr) throw nb::python_error();
-    nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
-    bool ok;
-    {
-      GilRelease release(true);
-      ok = decoder_.run(row, count, cache, pointer<int64_t>(w), chosen, floats(out));
-    }
-    if (!ok) throw std::bad_alloc();
-    return result;
+    check(chosen <= count, "more logits are output_rows than there are rows");
+    for (int64_t i = 0; i < chosen; ++i) check(w.data[i] >= 0 && w.data[i] < count, "an output row does not exist");
+    const NewArray<float> out = new_array({chosen, logits_});
+    bool enough_memory;
+    without_gil(true, [&] { enough_memory = decoder_.run(row, count, cache, w.data, chosen, out.data); });
+    if (!enough_memory) throw std::bad_alloc();
+    return out.object;
   }
 
   void products() const {
-    bool ok;
-    {
-      GilRelease release(true);
-      ok = decoder_.products();
-    }
-    if (!ok) throw std::bad_alloc();
+    bool enough_memory;
+    without_gil(true, [&] { enough_memory = decoder_.products(); });
+    if (!enough_memory) throw std::bad_alloc();
   }
 
   bool fresh() const {
-    GilRelease release(true);
-    return decoder_.fresh();
+    bool is_fresh;
+    without_gil(true, [&] { is_fresh = decoder_.fresh(); });
+    return is_fresh;
   }
 
   int64_t weight_bytes() const { return decoder_.weight_bytes(); }
 
  private:
-  template <class T>
-  T* keep(nb::handle object) {
+  // A float32 array that lives as long as the decoder.
+  ArrayView<float> keep(nb::handle object, int ndim, const char* name) {
+    const auto array = view_of<float>(object, ndim, name);
     owners_.append(object);
-    return pointer<T>(reinterpret_cast<PyArrayObject*>(object.ptr()));
-  }
-
-  static PyArrayObject* matrix(nb::handle object, const char* what) {
-    PyArrayObject* array = array_of(object, NPY_FLOAT32, what);
-    if (PyArray_NDIM(array) != 2) refuse(std::string(what) + " must have two dimensions");
     return array;
   }
 
-  const float* vector(nb::handle object, int64_t size, const char* what) {
-    PyArrayObject* array = array_of(object, NPY_FLOAT32, what);
-    if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != size) refuse(std::string(what) + " has the wrong size");
-    return keep<float>(object);
+  const float* vector(nb::handle object, int64_t size, const char* name) {
+    const auto array = keep(object, 1, name);
+    if (array.dim(0) != size) refuse("ShapeError", "%s has the wrong size", name);
+    return array.data;
   }
 
   NormLayer norm(nb::handle object, int64_t width, bool optional = false) {
     if (optional && object.is_none()) return {};
     const auto pair = nb::cast<nb::tuple>(object);
-    if (nb::len(pair) != 2) refuse("a norm is a weight and a bias");
+    if (nb::len(pair) != 2) refuse("ShapeError", "a norm is a weight and a bias");
     return {vector(pair[0], width, "norm weight"), pair[1].is_none() ? nullptr : vector(pair[1], width, "norm bias")};
   }
 
@@ -142,7 +107,7 @@ class PyDecoder {
     d.embedding_scale = nb::cast<float>(settings["embedding_scale"]);
     d.logit_cap = nb::cast<float>(settings["logit_cap"]);
     if (d.heads < 1 || d.kv_heads < 1 || d.head_width < 1 || d.heads % d.kv_heads != 0)
-      refuse("the heads cannot be shared");
+      refuse("ShapeError", "the heads cannot be shared");
     d.frequencies = frequencies(settings["frequencies"]);
     d.window_frequencies = frequencies(settings["window_frequencies"]);
     d.long_frequencies = frequencies(settings["long_frequencies"]);
@@ -157,28 +122,27 @@ class PyDecoder {
       owners_.append(object);
       return *nb::cast<const BlockRows*>(object);
     }
-    PyArrayObject* array = matrix(object, "token embedding");
-    return {kBlockFormats[0], keep<uint8_t>(object), PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
+    const auto array = keep(object, 2, "token embedding");
+    return {kBlockFormats[0], reinterpret_cast<uint8_t*>(array.data), array.dim(0), array.dim(1)};
   }
 
   std::vector<float> frequencies(nb::handle object) const {
     if (object.is_none()) return {};
-    PyArrayObject* array = array_of(object, NPY_FLOAT32, "frequencies");
-    if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width)
-      refuse("frequencies are one per pair of a head");
-    return {pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0)};
+    const auto array = view_of<float>(object, 1, "frequencies");
+    check(2 * array.dim(0) <= decoder_.head_width, "frequencies are one per pair of a head");
+    return {array.data, array.data + array.dim(0)};
   }
 
   // outputs = 0: whatever the weight has
   void fill_dense(DenseLayer& layer, nb::handle tuple, int64_t outputs, int64_t inputs) {
     const auto fields = nb::cast<nb::tuple>(tuple);
-    if (nb::len(fields) != 3) refuse("a dense layer is a weight, quantized or sparse weights and a bias");
+    if (nb::len(fields) != 3) refuse("ShapeError", "a dense layer is a weight, quantized or sparse weights and a bias");
     layer.inputs = inputs;
     if (!fields[0].is_none()) {
-      PyArrayObject* w = matrix(fields[0], "a weight");
-      if (PyArray_DIM(w, 1) != inputs) refuse("a weight has the wrong shape");
-      layer.outputs = PyArray_DIM(w, 0);
-      layer.weight = keep<float>(fields[0]);
+      const auto w = keep(fields[0], 2, "a weight");
+      check(w.dim(1) == inputs, "a weight has the wrong shape");
+      layer.outputs = w.dim(0);
+      layer.weight = w.data;
     }
     if (!fields[1].is_none()) {
       const bool sparse = nb::isinstance<SparseWeights>(fields[1]);
@@ -191,12 +155,12 @@ class PyDecoder {
       const int64_t rows = sparse ? layer.sparse->rows() : layer.blocks->outputs();
       const int64_t columns = sparse ? layer.sparse->columns() : layer.blocks->inputs();
       if (columns != inputs || (layer.weight != nullptr && rows != layer.outputs)) {
-        refuse("quantized or sparse weights have the wrong shape");
+        refuse("ShapeError", "quantized or sparse weights have the wrong shape");
       }
       layer.outputs = rows;
     }
-    if (layer.in_floats() && layer.weight == nullptr) refuse("a dense layer has no weights");
-    if (outputs != 0 && layer.outputs != outputs) refuse("a weight has the wrong shape");
+    if (layer.in_floats() && layer.weight == nullptr) refuse("ShapeError", "a dense layer has no weights");
+    if (outputs != 0 && layer.outputs != outputs) refuse("ShapeError", "a weight has the wrong shape");
     if (!fields[2].is_none()) layer.bias = vector(fields[2], layer.outputs, "a bias");
   }
 
@@ -207,76 +171,68 @@ class PyDecoder {
   }
 
   void fill_block(DecoderBlock& block, const nb::list& fields) {
-    if (nb::len(fields) != 11) refuse("a block has eleven fields");
+    if (nb::len(fields) != 11) refuse("ShapeError", "a block has eleven fields");
     const int64_t width = decoder_.width, head_width = decoder_.head_width, mixed = decoder_.heads * head_width;
     block.norm1 = norm(fields[0], width);
     fill_several(block.qkv, fields[1]);
     int64_t projected = 0;
     for (const DenseLayer& layer : block.qkv) projected += layer.outputs;
     if (projected != mixed + 2 * decoder_.kv_heads * head_width)
-      refuse("queries, keys and values have the wrong width");
+      refuse("ShapeError", "queries, keys and values have the wrong width");
     block.query_norm = norm(fields[2], head_width, true);
     block.key_norm = norm(fields[3], head_width, true);
     if ((block.query_norm.weight == nullptr) != (block.key_norm.weight == nullptr))
-      refuse("queries and keys are normalized together or not at all");
+      refuse("ShapeError", "queries and keys are normalized together or not at all");
     fill_dense(block.out, fields[4], width, mixed);
     block.post1 = norm(fields[5], width, true);
     block.norm2 = norm(fields[6], width);
     fill_several(block.up, fields[7]);
     if (block.up.empty() || block.up.size() > 2 || block.up.front().outputs != block.up.back().outputs) {
-      refuse("a block is widened by one layer, or by a gate and a layer of the same width");
+      refuse("ShapeError", "a block is widened by one layer, or by a gate and a layer of the same width");
     }
     fill_dense(block.down, fields[8], width, block.up[0].outputs);
     block.post2 = norm(fields[9], width, true);
     block.window = nb::cast<int64_t>(fields[10]);
     const DecoderBlock& first = decoder_.blocks[0];
     if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs)
-      refuse("the blocks have different widths");
+      refuse("ShapeError", "the blocks have different widths");
   }
 
   DecoderCache cache_of(nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales) const {
     DecoderCache cache;
-    if (!PyArray_Check(keys.ptr())) refuse("keys must be an array");
-    const int type = PyArray_TYPE(reinterpret_cast<PyArrayObject*>(keys.ptr()));
-    if (type != NPY_FLOAT32 && type != NPY_FLOAT16 && type != NPY_INT8) refuse("a cache is float32, float16 or int8");
+    const int type = PyArray_Check(keys.ptr()) ? PyArray_TYPE(as_array(keys)) : NPY_OBJECT;
+    if (type != NPY_FLOAT32 && type != NPY_FLOAT16 && type != NPY_INT8)
+      refuse("DtypeError", "a cache is float32, float16 or int8");
     cache.kind = type == NPY_FLOAT32 ? CacheKind::float32 : type == NPY_FLOAT16 ? CacheKind::float16 : CacheKind::int8;
-    PyArrayObject* k = writable(keys, type, 5, "keys");
-    PyArrayObject* v = writable(values, type, 5, "values");
-    const int64_t layers = static_cast<int64_t>(decoder_.blocks.size());
-    if (PyArray_DIM(k, 0) != layers || PyArray_DIM(k, 2) != decoder_.kv_heads ||
-        PyArray_DIM(k, 4) != decoder_.head_width || !PyArray_SAMESHAPE(k, v)) {
-      refuse("the cache has another shape than the model needs");
-    }
+    PyArrayObject *k = writable(keys, type, 5, "keys"), *v = writable(values, type, 5, "values");
+    check(PyArray_DIM(k, 0) == static_cast<int64_t>(decoder_.blocks.size()) && PyArray_DIM(k, 2) == decoder_.kv_heads &&
+              PyArray_DIM(k, 4) == decoder_.head_width && PyArray_SAMESHAPE(k, v),
+          "the cache has another shape than the model needs");
     cache.sequences = PyArray_DIM(k, 1);
     cache.capacity = PyArray_DIM(k, 3);
-    cache.keys = pointer<char>(k);
-    cache.values = pointer<char>(v);
-    if (cache.kind == CacheKind::int8) {
-      PyArrayObject* ks = writable(key_scales, NPY_FLOAT32, 4, "key scales");
-      PyArrayObject* vs = writable(value_scales, NPY_FLOAT32, 4, "value scales");
-      for (int i = 0; i < 4; ++i) {
-        if (PyArray_DIM(ks, i) != PyArray_DIM(k, i) || PyArray_DIM(vs, i) != PyArray_DIM(k, i)) {
-          refuse("the scales of the cache have another shape than its rows");
-        }
-      }
-      cache.key_scales = pointer<float>(ks);
-      cache.value_scales = pointer<float>(vs);
-    }
+    cache.keys = data<char>(keys);
+    cache.values = data<char>(values);
+    if (cache.kind != CacheKind::int8) return cache;
+    PyArrayObject* ks = writable(key_scales, NPY_FLOAT32, 4, "key scales");
+    PyArrayObject* vs = writable(value_scales, NPY_FLOAT32, 4, "value scales");
+    check(PyArray_CompareLists(PyArray_DIMS(ks), PyArray_DIMS(k), 4) && PyArray_SAMESHAPE(ks, vs),
+          "the scales of the cache have another shape than its rows");
+    cache.key_scales = data<float>(key_scales);
+    cache.value_scales = data<float>(value_scales);
     return cache;
   }
 
-  static PyArrayObject* writable(nb::handle object, int type, int ndim, const char* what) {
-    PyArrayObject* array = array_of(object, type, what);
-    if (PyArray_NDIM(array) != ndim || !PyArray_ISWRITEABLE(array))
-      refuse(std::string(what) + " must be writable, with every dimension");
+  static PyArrayObject* writable(nb::handle object, int type, int ndim, const char* name) {
+    PyArrayObject* array = checked(object, type, ndim, name);
+    if (!PyArray_ISWRITEABLE(array)) refuse("DtypeError", "%s must be writable", name);
     return array;
   }
 
   void check_row(const Row& row, const DecoderCache& cache) const {
-    if (row.token < 0 || row.token >= decoder_.vocabulary) refuse("a token is outside the vocabulary");
-    if (row.sequence < 0 || row.sequence >= cache.sequences) refuse("a sequence is outside the cache");
+    if (row.token < 0 || row.token >= decoder_.vocabulary) refuse("ShapeError", "a token is outside the vocabulary");
+    if (row.sequence < 0 || row.sequence >= cache.sequences) refuse("ShapeError", "a sequence is outside the cache");
     if (row.position < 0 || row.position >= cache.capacity || row.position >= decoder_.positions) {
-      refuse("a position is outside the cache or the context");
+      refuse("ShapeError", "a position is outside the cache or the context");
     }
   }
 

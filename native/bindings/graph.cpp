@@ -11,9 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "bindings/bindings.h"
 #include "bindings/int8_arrays.h"
-#include "bindings/numpy_api.h"
 #include "graph/schedule.h"
 #include "ops/ops.h"
 
@@ -22,37 +20,35 @@ namespace {
 
 // --- arguments ---
 
-ConvActivation activation_of(const std::string& name) {
-  const char* const names[] = {"",           "relu",    "gelu",         "relu6",    "silu",
-                               "hard_swish", "sigmoid", "hard_sigmoid", "gelu_tanh"};
-  for (int i = 0; i < 9; ++i) {
-    if (name == names[i]) return static_cast<ConvActivation::Kind>(i);
+template <std::size_t N>
+int index_of(const char* const (&names)[N], const std::string& name, const char* what) {
+  for (std::size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<int>(i);
   }
+  refuse("ConfigurationError", "a graph has no %s %s", what, name.c_str());
+}
+
+ConvActivation activation_of(const std::string& name) {
   const std::string leaky = "leaky_relu ";  // followed by its slope
   if (name.compare(0, leaky.size(), leaky) == 0)
     return {ConvActivation::leaky_relu, std::stof(name.substr(leaky.size()))};
-  throw nb::value_error(("a graph has no activation " + name).c_str());
+  constexpr const char* kNames[] = {"",           "relu",    "gelu",         "relu6",    "silu",
+                                    "hard_swish", "sigmoid", "hard_sigmoid", "gelu_tanh"};
+  return static_cast<ConvActivation::Kind>(index_of(kNames, name, "activation"));
 }
 
 BinaryKind binary_of(const std::string& name) {
-  if (name == "add") return BinaryKind::add;
-  if (name == "sub") return BinaryKind::sub;
-  if (name == "mul") return BinaryKind::mul;
-  throw nb::value_error(("a graph has no operator " + name).c_str());
+  constexpr const char* kNames[] = {"add", "sub", "mul"};
+  return static_cast<BinaryKind>(index_of(kNames, name, "operator"));
 }
 
 ConvAlgorithm algorithm_of(const std::string& name) {
-  for (int i = 0; i < 5; ++i) {
-    if (name == algorithm_name(static_cast<ConvAlgorithm>(i))) return static_cast<ConvAlgorithm>(i);
-  }
-  throw nb::value_error(("a convolution has no algorithm " + name).c_str());
+  return static_cast<ConvAlgorithm>(index_of(kAlgorithmNames, name, "algorithm"));
 }
 
 DType dtype_of(const std::string& name) {
-  if (name == "float32") return DType::float32;
-  if (name == "uint8") return DType::uint8;
-  if (name == "int16") return DType::int16;
-  throw nb::value_error(("a graph has no values of type " + name).c_str());
+  constexpr const char* kNames[] = {"float32", "uint8", "int16"};
+  return static_cast<DType>(index_of(kNames, name, "values of type"));
 }
 
 int numpy_type(const TensorDesc& desc) {
@@ -73,8 +69,7 @@ OutputStage stage_of(nb::handle tuple) {
 
 const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
   if (!bias) return nullptr;
-  if (bias->ndim() != 1 || static_cast<int64_t>(bias->shape(0)) != count)
-    throw nb::value_error("the bias has a number for every output");
+  check(has_shape(*bias, {count}), "the bias has a number for every output");
   return bias->data();
 }
 
@@ -93,7 +88,7 @@ void make_conv(FloatConvLayer* self, std::optional<FloatArray> weights, std::opt
                const std::string& activation, const std::vector<int64_t>& meta) {
   const std::vector<int64_t> shape = shape_of(weights, meta);
   if (shape.size() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
-    throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
+    refuse("ShapeError", "a convolution has weights of four dimensions, two strides, four paddings, two dilations");
   }
   const ConvGeometry geometry{
       {stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
@@ -104,21 +99,21 @@ void make_conv(FloatConvLayer* self, std::optional<FloatArray> weights, std::opt
 void make_linear(FloatLinearLayer* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
                  const std::string& activation, const std::vector<int64_t>& meta) {
   const std::vector<int64_t> shape = shape_of(weights, meta);
-  if (shape.size() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
+  if (shape.size() != 2) refuse("ShapeError", "a linear layer has weights of two dimensions");
   new (self) FloatLinearLayer(weights ? weights->data() : nullptr, shape[0], shape[1], bias_of(bias, shape[0]),
                               activation_of(activation));
 }
 
 void restore(FloatConvLayer& layer, const FloatArray& weights) {
   if (static_cast<int64_t>(weights.size()) != layer.count())
-    throw nb::value_error("this layer has another number of weights");
+    refuse("ShapeError", "this layer has another number of weights");
   layer.restore(weights.data());
 }
 
 // --- building ---
 
 int add_input(Graph& g, int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
-  if (n < 0 || c < 1 || h < 1 || w < 1) throw nb::value_error("an input has channels and pixels");
+  if (n < 0 || c < 1 || h < 1 || w < 1) refuse("ShapeError", "an input has channels and pixels");
   TensorDesc desc;
   desc.n = n, desc.channels = c, desc.height = h, desc.width = w;
   if (last) {
@@ -131,7 +126,7 @@ int add_input(Graph& g, int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
 // An input for any batch, height and width: planes of floats, or integers with channels last.
 int add_dynamic_input(Graph& g, const std::string& dtype, bool rows, int channels, int padding, int zero_point) {
   check_zero(zero_point);
-  if (channels < 0 || padding < 0 || (rows && padding != 0)) throw nb::value_error("bad channels or padding");
+  if (channels < 0 || padding < 0 || (rows && padding != 0)) refuse("ShapeError", "bad channels or padding");
   TensorDesc desc;
   desc.sized = false;
   desc.dtype = dtype_of(dtype);
@@ -180,7 +175,7 @@ int add_binary(Graph& g, const std::string& kind, int a, int b, const std::strin
 }
 
 int add_concat(Graph& g, std::vector<int> inputs, int padding) {
-  if (inputs.empty()) throw nb::value_error("there is nothing to concatenate");
+  if (inputs.empty()) refuse("ShapeError", "there is nothing to concatenate");
   for (int& input : inputs) input = g.channels_last(input);
   return g.add(concat_op(padding), inputs);
 }
@@ -188,7 +183,7 @@ int add_concat(Graph& g, std::vector<int> inputs, int padding) {
 int add_attention(Graph& g, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first,
                   const std::vector<int64_t>& step, int64_t dim, int64_t value_dim, float scale, bool causal) {
   if (qkv.size() < 3 || qkv.size() > 4 || first.size() != 3 || step.size() != 3)
-    throw nb::value_error("attention reads queries, keys, values and perhaps a mask");
+    refuse("ShapeError", "attention reads queries, keys, values and perhaps a mask");
   std::vector<int> inputs = qkv;
   for (int i = 0; i < 3; ++i) inputs[i] = g.channels_last(qkv[i]);
   return g.add(
@@ -207,34 +202,33 @@ struct GraphCall {
 // Completes the record of an input from its array, and returns the number of batch elements.
 int64_t read_input(TensorDesc& desc, nb::handle x) {
   if (desc.sized) {
-    PyArrayObject* array = as_float_array(x.ptr());
-    if (array == nullptr) throw nb::type_error("an input is a C-contiguous float32 array");
-    if (PyArray_SIZE(array) != desc.elements()) throw nb::value_error("this graph is for inputs of another size");
+    PyArrayObject* array = as_float_array(x);
+    if (array == nullptr) refuse("DtypeError", "an input is a C-contiguous float32 array");
+    check(PyArray_SIZE(array) == desc.elements(), "this graph is for inputs of another size");
     return 1;
   }
   PyArrayObject* array = checked(x, numpy_type(desc), desc.rows ? 2 : 4, "x");
   const int64_t channels = PyArray_DIM(array, desc.rows ? 1 : desc.is_integer() ? 3 : 1);
-  if (channels != (desc.is_integer() ? round_up(desc.channels, kInt8Group) : desc.channels)) {
-    throw nb::value_error("x has another number of channels than the model");
-  }
+  check(channels == (desc.is_integer() ? round_up(desc.channels, kInt8Group) : desc.channels),
+        "x has another number of channels than the model");
   if (!desc.rows) {
     const int first = desc.is_integer() ? 1 : 2;
     desc.height = PyArray_DIM(array, first) - 2 * desc.padding;
     desc.width = PyArray_DIM(array, first + 1) - 2 * desc.padding;
-    if (desc.height < 0 || desc.width < 0) throw nb::value_error("the padding is wider than the image");
+    check(desc.height >= 0 && desc.width >= 0, "the padding is wider than the image");
   }
   desc.sized = true;
   return PyArray_DIM(array, 0);
 }
 
 GraphCall read_call(Graph& graph, nb::list arrays) {
-  if (arrays.size() != graph.inputs().size()) throw nb::value_error("this graph has another number of inputs");
+  if (arrays.size() != graph.inputs().size()) refuse("ShapeError", "this graph has another number of inputs");
   std::vector<TensorDesc> descs;
   GraphCall call;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     descs.push_back(graph.input_desc(i));
     const int64_t batch = read_input(descs.back(), arrays[i]);
-    if (call.batch >= 0 && batch != call.batch) throw nb::value_error("the inputs hold different numbers of images");
+    if (call.batch >= 0 && batch != call.batch) refuse("ShapeError", "the inputs hold different numbers of images");
     call.batch = batch;
     call.in.push_back(data<const void>(arrays[i]));
   }
@@ -246,12 +240,11 @@ nb::object new_output(const TensorDesc& desc, int64_t batch) {
   const int64_t images = batch * desc.n;
   if (desc.rows) {
     const npy_intp dims[2] = {images, desc.is_integer() ? desc.numbers(1).pixel : desc.channels};
-    return new_object(2, dims, numpy_type(desc));
+    return allocate_array(2, dims, numpy_type(desc));
   }
-  if (desc.is_int16()) return new_int16_image(desc.numbers(batch));
+  if (desc.is_int16()) return new_image<int16_t>(desc.numbers(batch), 0);
   if (desc.is_integer()) return new_image(desc.image(batch), desc.zero_point);
-  const npy_intp dims[4] = {images, desc.channels, desc.height, desc.width};  // dense pixels are reshaped by the caller
-  return new_object(4, dims, NPY_FLOAT32);
+  return new_array({images, desc.channels, desc.height, desc.width}).object;  // the caller reshapes dense pixels
 }
 
 // The tuned tiles of a call's products, by slot; empty where there are none.
@@ -269,9 +262,9 @@ std::vector<Int8Tile> tuned_tiles(const Graph& graph, const GraphCall& call, con
 
 using Times = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 
-nb::list run_graph(Graph& graph, nb::list arrays, nb::handle table, std::optional<Times> times) {
+nb::list run_graph(Graph& graph, nb::list arrays, const TileTable* table, std::optional<Times> times) {
   const GraphCall call = read_call(graph, arrays);
-  if (times && times->size() != graph.values()) throw nb::value_error("there is one time for every value");
+  if (times && times->size() != graph.values()) refuse("ShapeError", "there is one time for every value");
   nb::list results;
   std::vector<void*> out;
   for (std::size_t i = 0; i < graph.outputs().size(); ++i) {
@@ -279,9 +272,9 @@ nb::list run_graph(Graph& graph, nb::list arrays, nb::handle table, std::optiona
     out.push_back(data<void>(array));
     results.append(array);
   }
-  const std::vector<Int8Tile> tiles = tuned_tiles(graph, call, tile_table_in(table.ptr()));
-  GilRelease release(true);
-  graph.run(*call.schedule, call.batch, call.in, out, tiles, times ? times->data() : nullptr);
+  const std::vector<Int8Tile> tiles = tuned_tiles(graph, call, table);
+  without_gil(true,
+              [&] { graph.run(*call.schedule, call.batch, call.in, out, tiles, times ? times->data() : nullptr); });
   return results;
 }
 
@@ -304,7 +297,7 @@ using LoopTuple = std::tuple<std::vector<int64_t>, std::vector<OperandTuple>, st
 StridedLoop loop_of(const LoopTuple& tuple) {
   StridedLoop loop;
   loop.sizes = std::get<0>(tuple);
-  if (loop.sizes.empty() || std::get<1>(tuple).empty()) throw nb::value_error("a loop has axes and a result");
+  if (loop.sizes.empty() || std::get<1>(tuple).empty()) refuse("ShapeError", "a loop has axes and a result");
   for (const OperandTuple& operand : std::get<1>(tuple))
     loop.operands.push_back({std::get<0>(operand), std::get<1>(operand), std::get<2>(operand)});
   loop.result = loop.operands.back();
@@ -324,55 +317,49 @@ int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<Loo
   std::vector<StridedLoop> loops;
   for (const LoopTuple& tuple : tuples) {
     loops.push_back(loop_of(tuple));
-    if (loops.back().operands.size() != 1) throw nb::value_error("a tuple has one operand");
+    if (loops.back().operands.size() != 1) refuse("ShapeError", "a tuple has one operand");
   }
   return g.add(assemble_op(std::move(loops), fill, covered), as_pixels(g, inputs));
 }
 
-void bind_strided_operators(nb::class_<Graph>& graph) {
-  graph
-      .def(
-          "map",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, const std::string& kind, float low,
-             float high) { return g.add(map_op(loop_of(loop), kind, low, high), as_pixels(g, inputs)); },
-          nb::arg("inputs"), nb::arg("loop"), nb::arg("kind"), nb::arg("low") = 0.0f, nb::arg("high") = 0.0f)
-      .def(
-          "reduce",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, const std::string& kind,
-             std::size_t reduced) { return g.add(reduce_op(loop_of(loop), kind, reduced), as_pixels(g, inputs)); },
-          nb::arg("inputs"), nb::arg("loop"), nb::arg("kind"), nb::arg("reduced"))
-      .def(
-          "softmax",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop) {
-            return g.add(softmax_op(loop_of(loop)), as_pixels(g, inputs));
-          },
-          nb::arg("inputs"), nb::arg("loop"))
-      .def(
-          "cumulative_sum",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, std::size_t axis) {
-            return g.add(cumulative_sum_op(loop_of(loop), axis), as_pixels(g, inputs));
-          },
-          nb::arg("inputs"), nb::arg("loop"), nb::arg("axis"))
-      .def(
-          "matmul",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, int64_t k) {
-            return g.add(matmul_op(loop_of(loop), k), as_pixels(g, inputs));
-          },
-          nb::arg("inputs"), nb::arg("loop"), nb::arg("k"))
-      .def("assemble", add_assemble, nb::arg("inputs"), nb::arg("parts"), nb::arg("fill"), nb::arg("covered"))
-      .def(
-          "grouped_attention",
-          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, int64_t keys, int64_t dim, float scale,
-             bool causal) {
-            return g.add(grouped_attention_op(loop_of(loop), {keys, dim, scale, causal}), as_pixels(g, inputs));
-          },
-          nb::arg("inputs"), nb::arg("loop"), nb::arg("keys"), nb::arg("dim"), nb::arg("scale"), nb::arg("causal"))
-      .def("rms_norm", [](Graph& g, int x, const std::vector<float>& weight, float eps) {
-        return g.add(rms_norm_op(weight, eps), {g.channels_last(x)});
-      });
+using GraphClass = nb::class_<Graph>;
+
+// Binds an operator of one value whose channels come last; the arguments of its factory follow the value.
+template <class... Arguments, class... Names>
+void bind_pixels(GraphClass& graph, const char* name, OpPtr (*op)(Arguments...), const Names&... names) {
+  graph.def(
+      name, [op](Graph& g, int x, Arguments... arguments) { return g.add(op(arguments...), {g.channels_last(x)}); },
+      nb::arg("x"), names...);
 }
 
-void bind_float_operators(nb::class_<Graph>& graph) {
+// Binds an operator that reads its inputs through strides.
+template <class... Arguments, class... Names>
+void bind_strided(GraphClass& graph, const char* name, OpPtr (*op)(StridedLoop, Arguments...), const Names&... names) {
+  graph.def(
+      name,
+      [op](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, Arguments... arguments) {
+        return g.add(op(loop_of(loop), arguments...), as_pixels(g, inputs));
+      },
+      nb::arg("inputs"), nb::arg("loop"), names...);
+}
+
+void bind_strided_operators(GraphClass& graph) {
+  bind_strided(graph, "map", map_op, nb::arg("kind"), nb::arg("low") = 0.0f, nb::arg("high") = 0.0f);
+  bind_strided(graph, "reduce", reduce_op, nb::arg("kind"), nb::arg("reduced"));
+  bind_strided(graph, "softmax", softmax_op);
+  bind_strided(graph, "cumulative_sum", cumulative_sum_op, nb::arg("axis"));
+  bind_strided(graph, "matmul", matmul_op, nb::arg("k"));
+  graph.def("assemble", add_assemble, nb::arg("inputs"), nb::arg("parts"), nb::arg("fill"), nb::arg("covered"));
+  graph.def(
+      "grouped_attention",
+      [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, int64_t keys, int64_t dim, float scale,
+         bool causal) {
+        return g.add(grouped_attention_op(loop_of(loop), {keys, dim, scale, causal}), as_pixels(g, inputs));
+      },
+      nb::arg("inputs"), nb::arg("loop"), nb::arg("keys"), nb::arg("dim"), nb::arg("scale"), nb::arg("causal"));
+}
+
+void bind_float_operators(GraphClass& graph) {
   graph.def("conv", add_float_conv, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1, nb::arg("algorithm") = "")
       .def("algorithm",
            [](const Graph& g, int value) {
@@ -390,19 +377,22 @@ void bind_float_operators(nb::class_<Graph>& graph) {
             return g.add(affine_op(scale, shift, activation_of(activation)), {g.channels_last(x)});
           },
           nb::arg("x"), nb::arg("scale"), nb::arg("shift"), nb::arg("activation") = "")
-      .def("gather_spatial", [](Graph& g, int x, const std::vector<int>& index, int64_t n, int64_t h,
-                                int64_t w) { return g.add(gather_spatial_op(index, n, h, w), {g.channels_last(x)}); })
-      .def("transpose", [](Graph& g, int x) { return g.add(transpose_op(), {g.channels_last(x)}); })
-      .def("layer_norm", [](Graph& g, int x, const std::vector<float>& weight, const std::vector<float>& bias,
-                            float eps) { return g.add(layer_norm_op(weight, bias, eps), {g.channels_last(x)}); })
-      .def("group_norm",
-           [](Graph& g, int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias,
-              float eps) { return g.add(group_norm_op(groups, weight, bias, eps), {g.channels_last(x)}); })
       .def("attention", add_attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("first"), nb::arg("step"),
            nb::arg("dim"), nb::arg("value_dim"), nb::arg("scale"), nb::arg("causal"));
+  bind_pixels(graph, "gather_spatial", gather_spatial_op, nb::arg("index"), nb::arg("n"), nb::arg("h"), nb::arg("w"));
+  bind_pixels(graph, "transpose", transpose_op);
+  bind_pixels(graph, "layer_norm", layer_norm_op, nb::arg("weight"), nb::arg("bias"), nb::arg("eps"));
+  bind_pixels(graph, "group_norm", group_norm_op, nb::arg("groups"), nb::arg("weight"), nb::arg("bias"),
+              nb::arg("eps"));
+  bind_pixels(graph, "rms_norm", rms_norm_op, nb::arg("weight"), nb::arg("eps"));
 }
 
-void bind_integer_operators(nb::class_<Graph>& graph) {
+template <class Layer>
+int add_int8_conv(Graph& g, std::shared_ptr<Layer> layer, const std::vector<int>& inputs, int padding) {
+  return g.add(conv_op(std::move(layer), inputs.size() == 2, padding), inputs);
+}
+
+void bind_integer_operators(GraphClass& graph) {
   graph
       .def("quantize", add_quantize, nb::arg("x"), nb::arg("scale"), nb::arg("zero_point"), nb::arg("padding") = 0,
            nb::arg("int16_limit") = 0)
@@ -414,10 +404,8 @@ void bind_integer_operators(nb::class_<Graph>& graph) {
           nb::arg("x"), nb::arg("scale"), nb::arg("last") = false)
       .def("to_channels_last", [](Graph& g, int x) { return g.add(layout_op(Layout::channels_last), {x}); })
       .def("to_planes", [](Graph& g, int x) { return g.add(layout_op(Layout::planes), {x}); })
-      .def("conv", [](Graph& g, std::shared_ptr<Int8Layer> layer, const std::vector<int>& inputs,
-                      int padding) { return g.add(conv_op(std::move(layer), inputs.size() == 2, padding), inputs); })
-      .def("conv", [](Graph& g, std::shared_ptr<Int8GroupedLayer> layer, const std::vector<int>& inputs,
-                      int padding) { return g.add(conv_op(std::move(layer), inputs.size() == 2, padding), inputs); })
+      .def("conv", add_int8_conv<Int8Layer>)
+      .def("conv", add_int8_conv<Int8GroupedLayer>)
       .def(
           "conv",
           [](Graph& g, std::shared_ptr<Int16Layer> layer, const std::vector<int>& inputs, int padding, bool relu) {
@@ -444,39 +432,17 @@ void bind_integer_operators(nb::class_<Graph>& graph) {
            [](Graph& g, int x, bool rows, int padding) { return g.add(pixel_as_row_op(rows, padding), {x}); });
 }
 
-void bind_movement(nb::class_<Graph>& graph) {
+void bind_movement(GraphClass& graph) {
+  const auto padding = nb::arg("padding") = 0;
   graph
       .def("pool", add_pool, nb::arg("x"), nb::arg("kernel"), nb::arg("stride"), nb::arg("padding"), nb::arg("mean"),
            nb::arg("count_padding") = true, nb::arg("out_padding") = 0)
-      .def("concat", add_concat, nb::arg("parts"), nb::arg("padding") = 0)
-      .def(
-          "slice",
-          [](Graph& g, int x, int64_t first, int64_t count, int padding) {
-            return g.add(slice_op(first, count, padding), {g.channels_last(x)});
-          },
-          nb::arg("x"), nb::arg("first"), nb::arg("count"), nb::arg("padding") = 0)
-      .def(
-          "gather_channels",
-          [](Graph& g, int x, const std::vector<int>& channels, int padding) {
-            return g.add(gather_channels_op(channels, padding), {g.channels_last(x)});
-          },
-          nb::arg("x"), nb::arg("channels"), nb::arg("padding") = 0)
-      .def(
-          "upsample",
-          [](Graph& g, int x, int64_t by_h, int64_t by_w, int padding) {
-            return g.add(upsample_op(by_h, by_w, padding), {g.channels_last(x)});
-          },
-          nb::arg("x"), nb::arg("by_h"), nb::arg("by_w"), nb::arg("padding") = 0)
-      .def(
-          "depth_to_space",
-          [](Graph& g, int x, int64_t by_h, int64_t by_w, int padding) {
-            return g.add(depth_to_space_op(by_h, by_w, padding), {g.channels_last(x)});
-          },
-          nb::arg("x"), nb::arg("by_h"), nb::arg("by_w"), nb::arg("padding") = 0)
-      .def(
-          "flatten",
-          [](Graph& g, int x, bool channels_first) { return g.add(flatten_op(channels_first), {g.channels_last(x)}); },
-          nb::arg("x"), nb::arg("channels_first") = true);
+      .def("concat", add_concat, nb::arg("parts"), padding);
+  bind_pixels(graph, "slice", slice_op, nb::arg("first"), nb::arg("count"), padding);
+  bind_pixels(graph, "gather_channels", gather_channels_op, nb::arg("channels"), padding);
+  bind_pixels(graph, "upsample", upsample_op, nb::arg("by_h"), nb::arg("by_w"), padding);
+  bind_pixels(graph, "depth_to_space", depth_to_space_op, nb::arg("by_h"), nb::arg("by_w"), padding);
+  bind_pixels(graph, "flatten", flatten_op, nb::arg("channels_first") = true);
 }
 
 }  // namespace
@@ -491,7 +457,7 @@ void bind_graph(nb::module_& m) {
   nb::class_<FloatLinearLayer>(m, "FloatLinearLayer")
       .def("__init__", make_linear, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("activation"),
            nb::arg("meta") = std::vector<int64_t>());
-  nb::class_<Graph> graph(m, "Graph");
+  GraphClass graph(m, "Graph");
   graph.def(nb::init<>())
       .def("input", add_input, nb::arg("n"), nb::arg("c"), nb::arg("h"), nb::arg("w"), nb::arg("last") = false)
       .def("dynamic_input", add_dynamic_input, nb::arg("dtype"), nb::arg("rows"), nb::arg("channels"),

@@ -1,6 +1,5 @@
 // The Python module tilewise._native: one bind_<family> function per kernel family, each in its own file.
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/arrays.h"
 #include "common/isa.h"
 
 NB_MODULE(_native, m) {
@@ -8,7 +7,7 @@ NB_MODULE(_native, m) {
   if (!tw::any_isa()) {
     throw nanobind::import_error("the compiled kernels are for another CPU's instruction set; compile them again here");
   }
-  if (!tw::import_numpy()) throw nanobind::python_error();
+  tw::import_numpy();
   nanobind::set_leak_warnings(false);  // a model held until the interpreter ends is no leak
   tw::bind_runtime(m);
   tw::bind_probe(m);
@@ -21,7 +20,6 @@ NB_MODULE(_native, m) {
   tw::bind_tile_table(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
-  tw::bind_int8_layers(m);
   tw::bind_blocks(m);
   tw::bind_graph(m);
   tw::bind_decoder(m);

@@ -1,155 +1,119 @@
 // Pooling from Python, with the signatures of the backend's operations.
 #include "kernels/pool.h"
 
-#include "bindings/arguments.h"
-#include "bindings/bindings.h"
+#include "bindings/arrays.h"
 
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 20000;
+constexpr int64_t kMinWorkForGilRelease = 20000;  // elements
 
-long long show(int64_t number) { return static_cast<long long>(number); }
-
-bool read_window(PyObject* kernel, PyObject* stride, PyObject* padding, PoolShape* s) {
-  if (!read_pair(kernel, 1, "the window", &s->kh, &s->kw) || !read_pair(stride, 1, "the stride", &s->sh, &s->sw) ||
-      !read_pair(padding, 0, "the padding", &s->ph, &s->pw)) {
-    return false;
-  }
-  if (s->h < 1 || s->w < 1) {
-    refuse("ShapeError", "pooling needs planes of at least 1x1, not %lldx%lld", show(s->h), show(s->w));
-    return false;
-  }
-  if (2 * s->ph > s->kh || 2 * s->pw > s->kw) {
-    refuse("ShapeError", "pooling may pad by at most half its window of %lldx%lld", show(s->kh), show(s->kw));
-    return false;
-  }
-  const int64_t room_h = s->h + 2 * s->ph - s->kh, room_w = s->w + 2 * s->pw - s->kw;
-  if (room_h < 0 || room_w < 0) {
-    refuse("ShapeError", "a %lldx%lld window does not fit into a padded input of %lldx%lld", show(s->kh), show(s->kw),
-           show(s->h + 2 * s->ph), show(s->w + 2 * s->pw));
-    return false;
-  }
-  s->oh = room_h / s->sh + 1;
-  s->ow = room_w / s->sw + 1;
-  return true;
+// Completes a shape whose planes are known by its window and its outputs.
+void read_window(PyObject* kernel, PyObject* stride, PyObject* padding, PoolShape* s) {
+  int64_t window[2], step[2], pad[2];
+  read_sizes(kernel, 2, 1, "the window", window);
+  read_sizes(stride, 2, 1, "the stride", step);
+  read_sizes(padding, 2, 0, "the padding", pad);
+  s->kh = window[0], s->kw = window[1], s->sh = step[0], s->sw = step[1], s->ph = pad[0], s->pw = pad[1];
+  if (s->h < 1 || s->w < 1) refuse("ShapeError", "pooling needs planes of at least 1x1, not %lldx%lld", s->h, s->w);
+  if (2 * s->ph > s->kh || 2 * s->pw > s->kw)
+    refuse("ShapeError", "pooling may pad by at most half its window of %lldx%lld", s->kh, s->kw);
+  const int64_t h = s->h + 2 * s->ph, w = s->w + 2 * s->pw;
+  if (h < s->kh || w < s->kw)
+    refuse("ShapeError", "a %lldx%lld window does not fit into a padded input of %lldx%lld", s->kh, s->kw, h, w);
+  s->oh = (h - s->kh) / s->sh + 1;
+  s->ow = (w - s->kw) / s->sw + 1;
 }
 
-PyObject* max_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("max_pool2d", {"x", "kernel", "stride", "padding"}, 4);
-  PyObject* v[4] = {};
-  ArrayArgument x;
-  PoolShape s;
-  if (!parameters.read(args, count, keywords, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
-  s.planes = x.dim(0) * x.dim(1), s.h = x.dim(2), s.w = x.dim(3);
-  if (!read_window(v[1], v[2], v[3], &s)) return nullptr;
-  const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
-  PyArrayObject* y = new_float_array(4, shape);
-  PyArrayObject* argmax = new_array(4, shape, NPY_INT32);
-  if (y == nullptr || argmax == nullptr) {
-    Py_XDECREF(y);
-    Py_XDECREF(argmax);
-    return nullptr;
-  }
-  {
-    GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
-    if (s.planes > 0) active_pool().max(s, x.floats(), floats(y), static_cast<int32_t*>(PyArray_DATA(argmax)));
-  }
-  return Py_BuildValue("(NN)", y, argmax);
-}
-
-PyObject* max_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("max_pool2d_grad", {"gy", "argmax", "x_shape"}, 3);
-  PyObject* v[3] = {};
-  ArrayArgument gy, argmax;
-  int64_t x[4];
-  if (!parameters.read(args, count, keywords, v) || !gy.set_floats(v[0], 4, "the gradient") ||
-      !argmax.set(v[1], NPY_INT32, 4, "the argmax") || !read_sizes(v[2], 4, "the input's shape", x)) {
-    return nullptr;
-  }
-  for (int i = 0; i < 4; ++i) {
-    if (gy.dim(i) != argmax.dim(i) || (i < 2 && gy.dim(i) != x[i])) {
-      return refuse("ShapeError", "the gradient, the argmax and the input's shape do not belong together");
-    }
-  }
+PoolShape shape_of_planes(int64_t n, int64_t c, int64_t h, int64_t w) {
   PoolShape s{};
-  s.planes = x[0] * x[1], s.h = x[2], s.w = x[3], s.oh = gy.dim(2), s.ow = gy.dim(3);
-  const npy_intp shape[4] = {x[0], x[1], x[2], x[3]};
-  PyArrayObject* gx = new_float_array(4, shape);
-  if (gx == nullptr) return nullptr;
-  bool inside = true;
-  {
-    GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
-    inside =
-        s.planes == 0 || active_pool().max_grad(s, gy.floats(), static_cast<const int32_t*>(argmax.data()), floats(gx));
-  }
-  if (inside) return reinterpret_cast<PyObject*>(gx);
-  Py_DECREF(gx);
-  return refuse("ShapeError", "an argmax lies outside the plane of %lldx%lld", show(s.h), show(s.w));
+  s.planes = n * c, s.h = h, s.w = w;
+  return s;
 }
 
-PyObject* average_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("avg_pool2d", {"x", "kernel", "stride", "padding"}, 4);
-  PyObject* v[4] = {};
-  ArrayArgument x;
-  PoolShape s;
-  if (!parameters.read(args, count, keywords, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
-  s.planes = x.dim(0) * x.dim(1), s.h = x.dim(2), s.w = x.dim(3);
-  if (!read_window(v[1], v[2], v[3], &s)) return nullptr;
-  const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
-  PyArrayObject* y = new_float_array(4, shape);
-  if (y == nullptr) return nullptr;
-  GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
-  if (s.planes > 0) active_pool().average(s, x.floats(), floats(y));
-  return reinterpret_cast<PyObject*>(y);
+nb::object max_pool(const Call& call) {
+  static const Parameters parameters("max_pool2d", {"x", "kernel", "stride", "padding"}, 4);
+  const auto v = parameters.read(call);
+  const Input x(v[0], "the input", 4);
+  PoolShape s = shape_of_planes(x.dim(0), x.dim(1), x.dim(2), x.dim(3));
+  read_window(v[1], v[2], v[3], &s);
+  const NewArray<float> y = new_array({x.dim(0), x.dim(1), s.oh, s.ow});
+  const auto argmax = new_array<int32_t>({x.dim(0), x.dim(1), s.oh, s.ow});
+  without_gil(s.planes * s.h * s.w > kMinWorkForGilRelease, [&] {
+    if (s.planes > 0) active_pool().max(s, x.floats(), y.data, argmax.data);
+  });
+  return nb::make_tuple(y.object, argmax.object);
 }
 
-PyObject* average_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("avg_pool2d_grad", {"gy", "x_shape", "kernel", "stride", "padding"}, 5);
-  PyObject* v[5] = {};
-  ArrayArgument gy;
-  PoolShape s;
+nb::object max_pool_grad(const Call& call) {
+  static const Parameters parameters("max_pool2d_grad", {"gy", "argmax", "x_shape"}, 3);
+  const auto v = parameters.read(call);
+  const Input gy(v[0], "the gradient", 4), argmax(v[1], "the argmax", 4, NPY_INT32);
   int64_t x[4];
-  if (!parameters.read(args, count, keywords, v) || !gy.set_floats(v[0], 4, "the gradient") ||
-      !read_sizes(v[1], 4, "the input's shape", x)) {
-    return nullptr;
+  read_sizes(v[2], 4, 0, "the input's shape", x);
+  for (int i = 0; i < 4; ++i) {
+    check(gy.dim(i) == argmax.dim(i) && (i >= 2 || gy.dim(i) == x[i]),
+          "the gradient, the argmax and the input's shape do not belong together");
   }
-  s.planes = x[0] * x[1], s.h = x[2], s.w = x[3];
-  if (!read_window(v[2], v[3], v[4], &s)) return nullptr;
-  if (gy.dim(0) != x[0] || gy.dim(1) != x[1] || gy.dim(2) != s.oh || gy.dim(3) != s.ow) {
-    return refuse("ShapeError", "the gradient must have the shape of the pooled output");
-  }
-  const npy_intp shape[4] = {x[0], x[1], x[2], x[3]};
-  PyArrayObject* gx = new_float_array(4, shape);
-  if (gx == nullptr) return nullptr;
-  GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
-  if (s.planes > 0) active_pool().average_grad(s, gy.floats(), floats(gx));
-  return reinterpret_cast<PyObject*>(gx);
+  PoolShape s = shape_of_planes(x[0], x[1], x[2], x[3]);
+  s.oh = gy.dim(2), s.ow = gy.dim(3);
+  NewArray<float> gx = new_array({x[0], x[1], x[2], x[3]});
+  bool inside;
+  without_gil(s.planes * s.h * s.w > kMinWorkForGilRelease, [&] {
+    inside = s.planes == 0 || active_pool().max_grad(s, gy.floats(), argmax.numbers<int32_t>(), gx.data);
+  });
+  if (!inside) refuse("ShapeError", "an argmax lies outside the plane of %lldx%lld", s.h, s.w);
+  return std::move(gx.object);
 }
 
-PyObject* suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
-  if (count >= 1 && is_float32(args[0])) Py_RETURN_NONE;
-  return PyUnicode_FromString("the native pooling is float32");
+nb::object average_pool(const Call& call) {
+  static const Parameters parameters("avg_pool2d", {"x", "kernel", "stride", "padding"}, 4);
+  const auto v = parameters.read(call);
+  const Input x(v[0], "the input", 4);
+  PoolShape s = shape_of_planes(x.dim(0), x.dim(1), x.dim(2), x.dim(3));
+  read_window(v[1], v[2], v[3], &s);
+  NewArray<float> y = new_array({x.dim(0), x.dim(1), s.oh, s.ow});
+  without_gil(s.planes * s.h * s.w > kMinWorkForGilRelease, [&] {
+    if (s.planes > 0) active_pool().average(s, x.floats(), y.data);
+  });
+  return std::move(y.object);
 }
 
-PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
+nb::object average_pool_grad(const Call& call) {
+  static const Parameters parameters("avg_pool2d_grad", {"gy", "x_shape", "kernel", "stride", "padding"}, 5);
+  const auto v = parameters.read(call);
+  const Input gy(v[0], "the gradient", 4);
+  int64_t x[4];
+  read_sizes(v[1], 4, 0, "the input's shape", x);
+  PoolShape s = shape_of_planes(x[0], x[1], x[2], x[3]);
+  read_window(v[2], v[3], v[4], &s);
+  check(gy.dim(0) == x[0] && gy.dim(1) == x[1] && gy.dim(2) == s.oh && gy.dim(3) == s.ow,
+        "the gradient must have the shape of the pooled output");
+  NewArray<float> gx = new_array({x[0], x[1], x[2], x[3]});
+  without_gil(s.planes * s.h * s.w > kMinWorkForGilRelease, [&] {
+    if (s.planes > 0) active_pool().average_grad(s, gy.floats(), gx.data);
+  });
+  return std::move(gx.object);
 }
 
-PyMethodDef entries[] = {
-    {"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KEYWORDS,
-     "max_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe largest value of each window, and where it is."},
-    {"max_pool2d_grad", entry(max_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
-    {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS,
-     "avg_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe mean of each window."},
-    {"avg_pool2d_grad", entry(average_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
-    {"pool_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
+nb::object suits(const Call& call) {
+  if (call.count >= 1 && is_float32(call.args[0])) return nb::none();
+  return nb::str("the native pooling is float32");
+}
+
+PyMethodDef methods[] = {
+    method<max_pool>("max_pool2d",
+                     "max_pool2d($module, /, x, kernel, stride, padding)\n--\n\n"
+                     "The largest value of each window, and where it is."),
+    method<max_pool_grad>("max_pool2d_grad"),
+    method<average_pool>("avg_pool2d",
+                         "avg_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe mean of each window."),
+    method<average_pool_grad>("avg_pool2d_grad"),
+    method<suits>("pool_suits"),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
-void bind_pool(nb::module_& m) {
-  if (PyModule_AddFunctions(m.ptr(), entries) < 0) throw nb::python_error();
-}
+void bind_pool(nb::module_& m) { add_functions(m, methods); }
 
 }  // namespace tw

@@ -1,21 +1,12 @@
 // Python bindings of TileRanker's row network. All shapes and index tables are checked before a kernel reads them.
 #include "common/ranker_rows.h"
 
-#include "bindings/tables.h"
+#include "bindings/arrays.h"
 
 namespace tw {
 namespace {
 
 using Arrays = std::vector<FloatArray>;
-
-bool has_shape(const FloatArray& x, std::initializer_list<int64_t> shape) {
-  if (x.ndim() != shape.size()) return false;
-  std::size_t axis = 0;
-  for (int64_t length : shape) {
-    if (static_cast<int64_t>(x.shape(axis++)) != length) return false;
-  }
-  return true;
-}
 
 // Whether `starts` rises strictly from 0 to `last`.
 bool strictly_rising(const Longs& starts, int64_t last) {
@@ -81,11 +72,9 @@ nb::tuple forward(const FloatArray& configs, int64_t skip_columns, const FloatAr
                   const Arrays& block_biases, const FloatArray& out_weight) {
   const RankerRows s = checked_rows(configs, skip_columns, first_weight, first_bias, first_node, keys, key_bias, values,
                                     block_weights, block_biases, out_weight);
-  const NewArray scores = new_array({s.kernels, s.slots, s.members}), saved = new_array({ranker_rows_saved_size(s)});
-  {
-    nb::gil_scoped_release release;
-    ranker_rows_forward(s, scores.data, saved.data);
-  }
+  const NewArray<float> scores = new_array({s.kernels, s.slots, s.members}),
+                        saved = new_array({ranker_rows_saved_size(s)});
+  without_gil(true, [&] { ranker_rows_forward(s, scores.data, saved.data); });
   return nb::make_tuple(scores.object, saved.object);
 }
 
@@ -100,25 +89,22 @@ nb::tuple backward(const FloatArray& grad_scores, const FloatArray& saved, const
   check(has_shape(saved, {ranker_rows_saved_size(s)}),
         "saved must come from ranker_rows_forward with the same arguments");
   const int64_t nodes = s.first_node[s.kernels], hidden_columns = s.members * s.width;
-  const NewArray hidden = new_array({s.kernels, s.slots, hidden_columns}),
-                 grad_first_bias = new_array({s.kernels, s.width});
-  const NewArray grad_keys = new_array({nodes, s.width}), grad_key_bias = new_array({nodes}),
-                 grad_values = new_array({nodes, s.width});
-  const NewArray grad_out_weight = new_array({s.kernels, hidden_columns, s.members});
+  const NewArray<float> hidden = new_array({s.kernels, s.slots, hidden_columns}),
+                        grad_first_bias = new_array({s.kernels, s.width});
+  const NewArray<float> grad_keys = new_array({nodes, s.width}), grad_key_bias = new_array({nodes}),
+                        grad_values = new_array({nodes, s.width});
+  const NewArray<float> grad_out_weight = new_array({s.kernels, hidden_columns, s.members});
   RankerRowsGradients grads{hidden.data, grad_first_bias.data, grad_keys.data, grad_key_bias.data, grad_values.data, {},
                             {},          grad_out_weight.data};
   nb::list grad_block_weights, grad_block_biases;
   for (std::size_t l = 0; l < block_weights.size(); ++l) {
-    const NewArray weight = new_array({s.kernels, s.width, s.width}), bias = new_array({s.kernels, s.width});
+    const NewArray<float> weight = new_array({s.kernels, s.width, s.width}), bias = new_array({s.kernels, s.width});
     grads.block_weights.push_back(weight.data);
     grads.block_biases.push_back(bias.data);
     grad_block_weights.append(weight.object);
     grad_block_biases.append(bias.object);
   }
-  {
-    nb::gil_scoped_release release;
-    ranker_rows_backward(s, grad_scores.data(), saved.data(), grads);
-  }
+  without_gil(true, [&] { ranker_rows_backward(s, grad_scores.data(), saved.data(), grads); });
   return nb::make_tuple(hidden.object, grad_first_bias.object, grad_keys.object, grad_key_bias.object,
                         grad_values.object, grad_block_weights, grad_block_biases, grad_out_weight.object);
 }
@@ -126,15 +112,13 @@ nb::tuple backward(const FloatArray& grad_scores, const FloatArray& saved, const
 }  // namespace
 
 void bind_ranker_rows(nb::module_& m) {
-  m.def("ranker_rows_forward", forward, nb::arg("configs").noconvert(), nb::arg("skip_columns"),
-        nb::arg("first_weight").noconvert(), nb::arg("first_bias").noconvert(), nb::arg("first_node").noconvert(),
-        nb::arg("keys").noconvert(), nb::arg("key_bias").noconvert(), nb::arg("values").noconvert(),
-        nb::arg("block_weights"), nb::arg("block_biases"), nb::arg("out_weight").noconvert());
-  m.def("ranker_rows_backward", backward, nb::arg("grad_scores").noconvert(), nb::arg("saved").noconvert(),
-        nb::arg("configs").noconvert(), nb::arg("skip_columns"), nb::arg("first_weight").noconvert(),
-        nb::arg("first_bias").noconvert(), nb::arg("first_node").noconvert(), nb::arg("keys").noconvert(),
-        nb::arg("key_bias").noconvert(), nb::arg("values").noconvert(), nb::arg("block_weights"),
-        nb::arg("block_biases"), nb::arg("out_weight").noconvert());
+  m.def("ranker_rows_forward", forward, array_arg("configs"), nb::arg("skip_columns"), array_arg("first_weight"),
+        array_arg("first_bias"), array_arg("first_node"), array_arg("keys"), array_arg("key_bias"), array_arg("values"),
+        nb::arg("block_weights"), nb::arg("block_biases"), array_arg("out_weight"));
+  m.def("ranker_rows_backward", backward, array_arg("grad_scores"), array_arg("saved"), array_arg("configs"),
+        nb::arg("skip_columns"), array_arg("first_weight"), array_arg("first_bias"), array_arg("first_node"),
+        array_arg("keys"), array_arg("key_bias"), array_arg("values"), nb::arg("block_weights"),
+        nb::arg("block_biases"), array_arg("out_weight"));
 }
 
 }  // namespace tw

@@ -1,157 +1,123 @@
-// Activations, softmax and the sums of training, as METH_FASTCALL entries: the arrays are checked, the result
-// allocated, the GIL released where there is enough to do. A float32 input in another order is copied into C order
-// first.
+// Activations, softmax and the sums of training. A float32 input in another order is copied into C order first.
 #include "common/row_ops.h"
 
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/arrays.h"
 
 namespace tw {
 namespace {
 
 constexpr int64_t kMinWorkForGilRelease = 8192;  // elements; below, giving the GIL away costs more than the kernel
 
-PyObject* as_object(PyArrayObject* array) { return reinterpret_cast<PyObject*>(array); }
+void expect_arrays(const Call& call, Py_ssize_t count) {
+  if (call.count != count || call.keywords != nullptr)
+    refuse("ConfigurationError", "this function takes %lld arrays, not %lld arguments", count, call.count);
+}
 
-struct RowShape {
-  int64_t rows, columns;
-};
+int64_t columns_of(const Input& x) { return x.ndim() > 0 ? x.dim(x.ndim() - 1) : 1; }
+int64_t rows_of(const Input& x) { return columns_of(x) > 0 ? x.size() / columns_of(x) : 0; }
 
-RowShape row_shape(const FloatInput& x) {
-  const int64_t columns = x.ndim() > 0 ? x.dim(x.ndim() - 1) : 1;
-  return {columns > 0 ? x.size() / columns : 0, columns};
+// y = run(x), element by element or row by row.
+template <auto run>
+nb::object unary(const Call& call) {
+  expect_arrays(call, 1);
+  const Input x(call.args[0], "x");
+  NewArray<float> y = new_array_like(x);
+  without_gil(x.size() >= kMinWorkForGilRelease, [&] { run(x, y.data); });
+  return std::move(y.object);
+}
+
+template <auto run>
+nb::object binary(const Call& call) {
+  expect_arrays(call, 2);
+  const Input a(call.args[0], "the first array"), b(call.args[1], "the second array");
+  check(same_shape(a, b), "the two arrays must have the same shape");
+  NewArray<float> y = new_array_like(a);
+  without_gil(a.size() >= kMinWorkForGilRelease, [&] { run(a, b, y.data); });
+  return std::move(y.object);
 }
 
 template <UnaryKernel ElementwiseKernels::*kernel>
-PyObject* unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 1) return PyErr_Format(PyExc_TypeError, "one array expected, not %zd arguments", nargs);
-  FloatInput x(args[0], "x");
-  if (!x) return nullptr;
-  PyArrayObject* y = new_float_array_like(x.array());
-  if (!y) return nullptr;
-  GilRelease release(x.size() >= kMinWorkForGilRelease);
-  map_unary(active_elementwise().*kernel, x.data(), floats(y), x.size());
-  return as_object(y);
+void each(const Input& x, float* y) {
+  map_unary(active_elementwise().*kernel, x.floats(), y, x.size());
 }
-
 template <BinaryKernel ElementwiseKernels::*kernel>
-PyObject* binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) return PyErr_Format(PyExc_TypeError, "two arrays expected, not %zd arguments", nargs);
-  FloatInput a(args[0], "the first array"), b(args[1], "the second array");
-  if (!a || !b) return nullptr;
-  if (!same_shape(a, b)) return shape_error("the two arrays must have the same shape");
-  PyArrayObject* y = new_float_array_like(a.array());
-  if (!y) return nullptr;
-  GilRelease release(a.size() >= kMinWorkForGilRelease);
-  map_binary(active_elementwise().*kernel, a.data(), b.data(), floats(y), a.size());
-  return as_object(y);
+void each_pair(const Input& a, const Input& b, float* y) {
+  map_binary(active_elementwise().*kernel, a.floats(), b.floats(), y, a.size());
 }
-
 template <UnaryRowKernel SoftmaxKernels::*kernel>
-PyObject* row_unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 1) return PyErr_Format(PyExc_TypeError, "one array expected, not %zd arguments", nargs);
-  FloatInput x(args[0], "x");
-  if (!x) return nullptr;
-  PyArrayObject* y = new_float_array_like(x.array());
-  if (!y) return nullptr;
-  const RowShape shape = row_shape(x);
-  GilRelease release(x.size() >= kMinWorkForGilRelease);
-  map_rows(active_softmax_kernels().*kernel, x.data(), floats(y), shape.rows, shape.columns);
-  return as_object(y);
+void each_row(const Input& x, float* y) {
+  map_rows(active_softmax_kernels().*kernel, x.floats(), y, rows_of(x), columns_of(x));
 }
-
 template <BinaryRowKernel SoftmaxKernels::*kernel>
-PyObject* row_binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) return PyErr_Format(PyExc_TypeError, "two arrays expected, not %zd arguments", nargs);
-  FloatInput y(args[0], "y"), gy(args[1], "gy");
-  if (!y || !gy) return nullptr;
-  if (!same_shape(y, gy)) return shape_error("y and gy must have the same shape");
-  PyArrayObject* gx = new_float_array_like(y.array());
-  if (!gx) return nullptr;
-  const RowShape shape = row_shape(y);
-  GilRelease release(y.size() >= kMinWorkForGilRelease);
-  map_rows(active_softmax_kernels().*kernel, y.data(), gy.data(), floats(gx), shape.rows, shape.columns);
-  return as_object(gx);
+void each_row_pair(const Input& y, const Input& gy, float* gx) {
+  map_rows(active_softmax_kernels().*kernel, y.floats(), gy.floats(), gx, rows_of(y), columns_of(y));
 }
 
-PyObject* sum_rows_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject*) {
-  if (nargs != 1) return PyErr_Format(PyExc_TypeError, "sum_rows takes one array, not %zd arguments", nargs);
-  FloatInput x(args[0], "x");
-  if (!x) return nullptr;
-  if (x.ndim() < 1) return shape_error("sum_rows needs at least one axis");
-  npy_intp columns = x.dim(x.ndim() - 1);
-  PyArrayObject* out = new_float_array(1, &columns);
-  if (!out) return nullptr;
-  GilRelease release(x.size() >= kMinWorkForGilRelease);
-  sum_rows(x.data(), floats(out), row_shape(x).rows, columns);
-  return as_object(out);
+nb::object sum_rows_call(const Call& call) {
+  expect_arrays(call, 1);
+  const Input x(call.args[0], "x");
+  check(x.ndim() >= 1, "sum_rows needs at least one axis");
+  NewArray<float> out = new_array({columns_of(x)});
+  without_gil(x.size() >= kMinWorkForGilRelease, [&] { sum_rows(x.floats(), out.data, rows_of(x), columns_of(x)); });
+  return std::move(out.object);
 }
 
-PyObject* sum_channels_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 1) return PyErr_Format(PyExc_TypeError, "sum_channels takes one array, not %zd arguments", nargs);
-  FloatInput x(args[0], "x");
-  if (!x) return nullptr;
-  if (x.ndim() < 2) return shape_error("sum_channels needs at least two axes, (N, C, ...)");
-  npy_intp channels = x.dim(1);
-  PyArrayObject* out = new_float_array(1, &channels);
-  if (!out) return nullptr;
-  const int64_t planes = x.dim(0) * channels;
-  GilRelease release(x.size() >= kMinWorkForGilRelease);
-  sum_channels(x.data(), floats(out), {x.dim(0), channels, planes > 0 ? x.size() / planes : 0});
-  return as_object(out);
+nb::object sum_channels_call(const Call& call) {
+  expect_arrays(call, 1);
+  const Input x(call.args[0], "x");
+  check(x.ndim() >= 2, "sum_channels needs at least two axes, (N, C, ...)");
+  NewArray<float> out = new_array({x.dim(1)});
+  const int64_t planes = x.dim(0) * x.dim(1);
+  without_gil(x.size() >= kMinWorkForGilRelease,
+              [&] { sum_channels(x.floats(), out.data, {x.dim(0), x.dim(1), planes > 0 ? x.size() / planes : 0}); });
+  return std::move(out.object);
 }
 
-PyObject* sum_of_squares_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 1) return PyErr_Format(PyExc_TypeError, "sum_of_squares takes one array, not %zd arguments", nargs);
-  FloatInput x(args[0], "x");
-  if (!x) return nullptr;
+nb::object sum_of_squares_call(const Call& call) {
+  expect_arrays(call, 1);
+  const Input x(call.args[0], "x");
   double total;
-  {
-    GilRelease release(x.size() >= kMinWorkForGilRelease);
-    total = sum_of_squares(x.data(), x.size());
-  }
-  return PyFloat_FromDouble(total);
+  without_gil(x.size() >= kMinWorkForGilRelease, [&] { total = sum_of_squares(x.floats(), x.size()); });
+  return nb::float_(total);
 }
 
 // Why the native row kernels cannot take these arguments, or None: every array must be float32.
-PyObject* why_not_float32(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+nb::object why_not_float32(const Call& call) {
+  const Py_ssize_t total = call.count + (call.keywords ? PyTuple_GET_SIZE(call.keywords) : 0);
   for (Py_ssize_t i = 0; i < total; ++i) {
-    if (!PyArray_Check(args[i])) continue;
-    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(args[i]);
-    if (PyTypeNum_ISINTEGER(PyArray_TYPE(array)) || PyArray_TYPE(array) == NPY_FLOAT32) continue;
-    return PyUnicode_FromString("the native kernels take float32 arrays");
+    if (!PyArray_Check(call.args[i])) continue;
+    const int type = PyArray_TYPE(as_array(call.args[i]));
+    if (!PyTypeNum_ISINTEGER(type) && type != NPY_FLOAT32) return nb::str("the native kernels take float32 arrays");
   }
-  Py_RETURN_NONE;
+  return nb::none();
 }
 
-#define TW_FAST(name, parameters, meaning, function) \
-  {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, name "($module, " parameters ", /)\n--\n\n" meaning}
+#define TW_DOC(name, parameters, meaning) name, name "($module, " parameters ", /)\n--\n\n" meaning
 
 PyMethodDef methods[] = {
-    TW_FAST("gelu", "x", "GELU of every element.", unary<&ElementwiseKernels::gelu>),
-    TW_FAST("gelu_grad", "x, gy", "The gradient of gelu at x.", binary<&ElementwiseKernels::gelu_grad>),
-    TW_FAST("relu", "x", "max(x, 0) of every element.", unary<&ElementwiseKernels::relu>),
-    TW_FAST("relu_grad", "y, gy", "The gradient of relu, from its result.", binary<&ElementwiseKernels::relu_grad>),
-    TW_FAST("add", "a, b", "The sum of two arrays of one shape.", binary<&ElementwiseKernels::add>),
-    TW_FAST("softmax", "x", "Softmax along the last axis.", row_unary<&SoftmaxKernels::softmax>),
-    TW_FAST("softmax_grad", "y, gy", "The gradient of softmax, from its result.",
-            row_binary<&SoftmaxKernels::softmax_grad>),
-    TW_FAST("log_softmax", "x", "Logarithm of the softmax along the last axis.",
-            row_unary<&SoftmaxKernels::log_softmax>),
-    TW_FAST("log_softmax_grad", "y, gy", "The gradient of log_softmax, from its result.",
-            row_binary<&SoftmaxKernels::log_softmax_grad>),
-    {"sum_rows", (PyCFunction)(void (*)(void))guarded<sum_rows_entry>, METH_FASTCALL | METH_KEYWORDS, nullptr},
-    TW_FAST("sum_channels", "x", "Sums over all axes but the second.", sum_channels_entry),
-    TW_FAST("sum_of_squares", "x", "The sum of all squares.", sum_of_squares_entry),
-    {"why_not_float32", (PyCFunction)(void (*)(void))why_not_float32, METH_FASTCALL | METH_KEYWORDS, nullptr},
+    method<unary<each<&ElementwiseKernels::gelu>>>(TW_DOC("gelu", "x", "GELU of every element.")),
+    method<binary<each_pair<&ElementwiseKernels::gelu_grad>>>(
+        TW_DOC("gelu_grad", "x, gy", "The gradient of gelu at x.")),
+    method<unary<each<&ElementwiseKernels::relu>>>(TW_DOC("relu", "x", "max(x, 0) of every element.")),
+    method<binary<each_pair<&ElementwiseKernels::relu_grad>>>(
+        TW_DOC("relu_grad", "y, gy", "The gradient of relu, from its result.")),
+    method<binary<each_pair<&ElementwiseKernels::add>>>(TW_DOC("add", "a, b", "The sum of two arrays of one shape.")),
+    method<unary<each_row<&SoftmaxKernels::softmax>>>(TW_DOC("softmax", "x", "Softmax along the last axis.")),
+    method<binary<each_row_pair<&SoftmaxKernels::softmax_grad>>>(
+        TW_DOC("softmax_grad", "y, gy", "The gradient of softmax, from its result.")),
+    method<unary<each_row<&SoftmaxKernels::log_softmax>>>(
+        TW_DOC("log_softmax", "x", "Logarithm of the softmax along the last axis.")),
+    method<binary<each_row_pair<&SoftmaxKernels::log_softmax_grad>>>(
+        TW_DOC("log_softmax_grad", "y, gy", "The gradient of log_softmax, from its result.")),
+    method<sum_rows_call>(TW_DOC("sum_rows", "x", "Sums over all axes but the last.")),
+    method<sum_channels_call>(TW_DOC("sum_channels", "x", "Sums over all axes but the second.")),
+    method<sum_of_squares_call>(TW_DOC("sum_of_squares", "x", "The sum of all squares.")),
+    method<why_not_float32>("why_not_float32"),
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
-void bind_rows(nb::module_& m) {
-  if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw nb::python_error();
-}
+void bind_rows(nb::module_& m) { add_functions(m, methods); }
 
 }  // namespace tw

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "bindings/tables.h"
+#include "bindings/arrays.h"
 
 namespace tw {
 namespace {
@@ -79,12 +79,9 @@ nb::object forward(const FloatArray& nodes, const FloatArray& configs, const Flo
                    const Longs& first_node, const Longs& first_edge, const Ints& neighbours, bool keep) {
   const SageBatch batch = checked_batch(nodes, configs, bias, first_node, first_edge, neighbours);
   const SageLayers layers = checked_layers(kernels, biases, batch.width);
-  const NewArray pooled = new_array({batch.graphs, batch.slots, batch.width});
-  const NewArray saved = new_array({keep ? sage_saved_size(batch, static_cast<int>(kernels.size())) : 0});
-  {
-    nb::gil_scoped_release release;
-    sage_forward(batch, layers, pooled.data, keep ? saved.data : nullptr);
-  }
+  const NewArray<float> pooled = new_array({batch.graphs, batch.slots, batch.width});
+  const NewArray<float> saved = new_array({keep ? sage_saved_size(batch, static_cast<int>(kernels.size())) : 0});
+  without_gil(true, [&] { sage_forward(batch, layers, pooled.data, keep ? saved.data : nullptr); });
   return keep ? nb::object(nb::make_tuple(pooled.object, saved.object)) : pooled.object;
 }
 
@@ -101,37 +98,33 @@ nb::tuple backward(const FloatArray& grad, const FloatOut& saved, const FloatArr
   check(saved.ndim() == 1 &&
             static_cast<int64_t>(saved.shape(0)) == sage_saved_size(batch, static_cast<int>(kernels.size())),
         "saved must come from sage_forward with the same arguments");
-  const NewArray grad_nodes = new_array({batch.first_node[batch.graphs], 2 * width});
-  const NewArray grad_configs = new_array({batch.graphs, batch.slots, 2 * width}), grad_bias = new_array({width});
+  const NewArray<float> grad_nodes = new_array({batch.first_node[batch.graphs], 2 * width});
+  const NewArray<float> grad_configs = new_array({batch.graphs, batch.slots, 2 * width}),
+                        grad_bias = new_array({width});
   SageGradients grads;
   grads.nodes = grad_nodes.data;
   grads.configs = grad_configs.data;
   grads.bias = grad_bias.data;
   nb::list grad_kernels, grad_biases;
   for (std::size_t l = 0; l < kernels.size(); ++l) {
-    const NewArray kernel = new_array({2 * width, width}), own = new_array({width});
+    const NewArray<float> kernel = new_array({2 * width, width}), own = new_array({width});
     grads.kernels.push_back(kernel.data);
     grads.biases.push_back(own.data);
     grad_kernels.append(kernel.object);
     grad_biases.append(own.object);
   }
-  {
-    nb::gil_scoped_release release;
-    sage_backward(batch, layers, grad.data(), saved.data(), grads);
-  }
+  without_gil(true, [&] { sage_backward(batch, layers, grad.data(), saved.data(), grads); });
   return nb::make_tuple(grad_nodes.object, grad_configs.object, grad_bias.object, grad_kernels, grad_biases);
 }
 
 }  // namespace
 
 void bind_sage(nb::module_& m) {
-  m.def("sage_forward", forward, nb::arg("nodes").noconvert(), nb::arg("configs").noconvert(),
-        nb::arg("bias").noconvert(), nb::arg("kernels"), nb::arg("biases"), nb::arg("first_node").noconvert(),
-        nb::arg("first_edge").noconvert(), nb::arg("neighbours").noconvert(), nb::arg("keep"));
-  m.def("sage_backward", backward, nb::arg("grad").noconvert(), nb::arg("saved").noconvert(),
-        nb::arg("nodes").noconvert(), nb::arg("configs").noconvert(), nb::arg("bias").noconvert(), nb::arg("kernels"),
-        nb::arg("biases"), nb::arg("first_node").noconvert(), nb::arg("first_edge").noconvert(),
-        nb::arg("neighbours").noconvert());
+  m.def("sage_forward", forward, array_arg("nodes"), array_arg("configs"), array_arg("bias"), nb::arg("kernels"),
+        nb::arg("biases"), array_arg("first_node"), array_arg("first_edge"), array_arg("neighbours"), nb::arg("keep"));
+  m.def("sage_backward", backward, array_arg("grad"), array_arg("saved"), array_arg("nodes"), array_arg("configs"),
+        array_arg("bias"), nb::arg("kernels"), nb::arg("biases"), array_arg("first_node"), array_arg("first_edge"),
+        array_arg("neighbours"));
 }
 
 }  // namespace tw

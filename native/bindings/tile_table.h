@@ -5,7 +5,9 @@
 // asked.
 #pragma once
 
-#include "bindings/numpy_api.h"
+#include <memory>
+
+#include "bindings/arrays.h"
 #include "common/convolution.h"
 #include "common/isa.h"
 #include "common/matmul.h"
@@ -20,16 +22,20 @@ using ConvTable = ShapeTable<7, ConvConfig>;
 using Int8Table = ShapeTable<4, Int8Tile>;
 
 struct TileTable {
-  PyObject_HEAD PyObject* ask;
+  TileTable(nb::object ask, int64_t least_work, int64_t calls_before_asking);
+
+  // chooser(op, shape, "float32", layout)
+  nb::object ask_chooser(const char* op, const nb::tuple& shape, const char* layout);
+
+  nb::object ask;
   int64_t least_work;  // of a product; smaller ones are not looked up
   int64_t calls_before_asking;
-  ProductTable* products;
-  ConvTable* convolutions;
-  Int8Table* int8_products;  // null until one is kept
+  ProductTable products;
+  ConvTable convolutions;
+  std::unique_ptr<Int8Table> int8_products;  // null until one is kept
 };
 
-// The table behind a Python object, null for None; throws nb::type_error for anything else.
-TileTable* tile_table_in(PyObject* object);
+inline TileTable& table_of(PyObject* self) { return *nb::inst_ptr<TileTable>(self); }
 
 // Products smaller than this many multiplications are over before a better tile could save anything.
 constexpr int64_t kTinyProduct = 50000;
@@ -39,41 +45,44 @@ inline int64_t tile_setting(int threads, int layout = 0) {
   return threads | static_cast<int64_t>(active_isa()) << 16 | static_cast<int64_t>(layout) << 24;
 }
 
-enum class Answer { failed, keep_default, use_tile };
-
-// Returns the cached choice for a shape, or calls `ask`, which returns the choice and writes the tile. `ask` may run
-// Python, and with it other threads and other calls into this table, so no entry is referenced across the call.
+// Returns whether there is a tile for a shape: the cached choice, or that of `ask`, which writes the tile and returns
+// false for the default. `ask` may run Python, and with it other threads and other calls into this table, so no entry
+// is referenced across the call.
 template <class Table, class Tile, class Ask>
-Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t calls_before_asking, Tile* tile,
-               Ask&& ask) {
+bool look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t calls_before_asking, Tile* tile,
+             Ask&& ask) {
   using State = typename Table::State;
   auto* entry = table.find_or_make(key);
-  if (entry == nullptr || entry->state == State::keep_default) return Answer::keep_default;
+  if (entry == nullptr || entry->state == State::keep_default) return false;
   if (entry->state == State::use_tile) {
     *tile = entry->tile;
-    return Answer::use_tile;
+    return true;
   }
   entry->work += work;
-  if (entry->work < calls_before_asking) return Answer::keep_default;
-  const Answer answer = ask(tile);
-  if (answer == Answer::failed) return answer;
+  if (entry->work < calls_before_asking) return false;
+  const bool has_tile = ask(tile);
   entry = table.find_or_make(key);
-  if (entry == nullptr) return answer;
-  entry->state = answer == Answer::use_tile ? State::use_tile : State::keep_default;
+  if (entry == nullptr) return has_tile;
+  entry->state = has_tile ? State::use_tile : State::keep_default;
   entry->tile = *tile;
-  return answer;
+  return has_tile;
 }
 
-// chooser(op, shape, "float32", layout); a new reference, null with an error set. Steals `shape`.
-PyObject* ask_chooser(TileTable& table, const char* op, PyObject* shape, const char* layout);
+// Pins a choice. Where all places of a shape are taken by others that were kept, it is asked for when it is met.
+template <class Table, class Tile>
+void keep(Table& table, const typename Table::Key& key, bool has_tile, const Tile& tile) {
+  auto* entry = table.find_or_make(key);
+  if (entry == nullptr) return;
+  entry->state = has_tile ? Table::State::use_tile : Table::State::keep_default;
+  entry->tile = tile;
+  entry->pinned = true;
+}
 
 // Methods of the table, in the files of their kernels.
-PyObject* table_matmul(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
-PyObject* table_conv2d(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
-// Pins a choice: (m, n, k), layout, threads, tile or None; a convolution's shape, threads, tile or None; an integer
-// product's (m, n, k), threads, tile.
-PyObject* table_keep_matmul(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
-PyObject* table_keep_conv2d(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
-PyObject* table_keep_int8(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
+nb::object table_matmul(const Call& call);
+nb::object table_conv2d(const Call& call);
+nb::object table_keep_matmul(const Call& call);
+nb::object table_keep_conv2d(const Call& call);
+nb::object table_keep_int8(const Call& call);
 
 }  // namespace tw

@@ -227,11 +227,6 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 
 }  // namespace
 
-const char* algorithm_name(ConvAlgorithm algorithm) {
-  const char* const names[] = {"", "direct", "winograd", "winograd2", "winograd_late"};
-  return names[static_cast<int>(algorithm)];
-}
-
 int64_t winograd_transforms() { return transformed.load(); }
 
 void forget_call_weights() { thread_blocks().forget(Scratch::call_weights); }

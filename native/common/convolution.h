@@ -21,7 +21,9 @@ inline const WinogradKernels& winograd_kernels(ConvAlgorithm algorithm) {
   return algorithm == ConvAlgorithm::winograd2 ? active_winograd2() : active_winograd();
 }
 
-const char* algorithm_name(ConvAlgorithm algorithm);  // as Python has it; automatic is ""
+// As Python has them.
+constexpr const char* kAlgorithmNames[] = {"", "direct", "winograd", "winograd2", "winograd_late"};
+inline const char* algorithm_name(ConvAlgorithm algorithm) { return kAlgorithmNames[static_cast<int>(algorithm)]; }
 
 // An algorithm and its tile, output channels counted singly (nr, channels). Zero means the analytical default.
 struct ConvConfig {

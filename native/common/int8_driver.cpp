@@ -1,9 +1,8 @@
-// The parts of the integer product that do not depend on the instruction set: weight packing, tile choice, split over
-// threads.
+// The parts of the integer product that do not depend on the instruction set: properties of weights, tile choice, split
+// over threads.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 
 #include "common/thread_blocks.h"
@@ -11,31 +10,6 @@
 #include "kernels/int8.h"
 
 namespace tw {
-
-void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step,
-                       int64_t tap_step, int64_t channel_step, int8_t* packed, int32_t* column_sums) {
-  const int groups_per_tap = (channels + kInt8Group - 1) / kInt8Group;
-  const int64_t step = kInt8Panel * kInt8Group;
-  std::fill(packed, packed + int8_packed_bytes(columns, static_cast<int64_t>(taps) * groups_per_tap), int8_t{0});
-  for (int column = 0; column < columns; ++column) {
-    const int64_t panel = column / kInt8Panel * static_cast<int64_t>(taps) * groups_per_tap;
-    int32_t sum = 0;
-    for (int t = 0; t < taps; ++t) {
-      int8_t* to =
-          packed + (panel + static_cast<int64_t>(t) * groups_per_tap) * step + column % kInt8Panel * kInt8Group;
-      const int8_t* from = weights + column * column_step + t * tap_step;
-      const int whole = channel_step == 1 ? channels / kInt8Group * kInt8Group : 0;
-      for (int c = 0; c < whole; c += kInt8Group) std::memcpy(to + c / kInt8Group * step, from + c, kInt8Group);
-      for (int c = 0; c < whole; ++c) sum += from[c];
-      for (int c = whole; c < channels; ++c) {
-        const int8_t w = from[c * channel_step];
-        to[c / kInt8Group * step + c % kInt8Group] = w;
-        sum += w;
-      }
-    }
-    column_sums[column] = sum;
-  }
-}
 
 int int8_max_pair_sum(const int8_t* packed, int64_t bytes) {
   int pair = 0, weight = 1;

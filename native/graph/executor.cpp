@@ -111,7 +111,7 @@ std::vector<GraphProduct> Graph::products(const Schedule& s, int64_t batch) cons
     for (std::size_t i = stage.first; i < stage.last; ++i) {
       const Int8Layer* layer = nodes_[i].op->product();
       if (layer == nullptr) continue;
-      const int64_t columns = layer->geometry().columns, k = layer->geometry().channels;
+      const int64_t columns = layer->geometry().columns, k = layer->geometry().channels();
       if (split.chunks > 1) products.push_back({nodes_[i].output, i, split.chunk, columns, k, threads});
       products.push_back({nodes_[i].output, nodes_.size() + i, last, columns, k, threads});
     }

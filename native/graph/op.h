@@ -6,13 +6,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "common/int8_layer.h"
 #include "graph/tensor_desc.h"
 
 namespace tw {
-
-inline void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
 
 // A value as an operator sees it while it runs: `desc` for one batch element, `data` of all of them.
 struct Operand {

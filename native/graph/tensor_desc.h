@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/int8_layer.h"
+#include "common/integer_layer.h"
 #include "kernels/channels_last.h"
 
 namespace tw {

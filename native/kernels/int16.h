@@ -10,19 +10,13 @@
 
 #include "common/isa.h"
 #include "kernels/int8.h"
+#include "kernels/int8_grouped.h"
 #include "kernels/int8_ops.h"
 
 namespace tw {
 
 constexpr int64_t kMaxSummedPixels = 65535;  // the most pixels whose sum always fits 32 bits
 constexpr int kInt16Group = 2;               // channels per multiply-add
-
-// The input channels that a panel reads: the first one, the number of channel pairs, and the offset of the packed
-// weights.
-struct Int16Window {
-  int32_t first, pairs;
-  int64_t weights;
-};
 
 struct Int16Problem {
   Int8Problem to;                  // output pixels, `in_grid` and output stage; its `in` and `weights` are not used
@@ -31,7 +25,7 @@ struct Int16Problem {
   int zero = 0;
   int64_t kernel_h = 1, kernel_w = 1;
   int64_t tap_row = 0, tap_step = 0;  // from tap to tap
-  const Int16Window* windows = nullptr;
+  const PanelWindow* windows = nullptr;
   const int16_t* weights = nullptr;  // panel: [tap][channel pair][16 columns][2]; depthwise: see below
 };
 

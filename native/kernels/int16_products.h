@@ -106,7 +106,7 @@ template <int R, int V>
 TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
                         vi (&acc)[R][V]) {
   constexpr int64_t kLine = kInt8Panel * kInt16Group;
-  const Int16Window window = p.windows[panel];
+  const PanelWindow window = p.windows[panel];
   const int16_t* w = p.weights + window.weights;
   const int16_t* rows[R];
 #pragma GCC unroll 16
@@ -118,7 +118,7 @@ TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, 
   for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
     for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
       int64_t c = ky * p.tap_row + kx * p.tap_step;
-      const int64_t end = c + kInt16Group * window.pairs;
+      const int64_t end = c + kInt16Group * window.groups;
       for (; c + kInt16Group * kPairsAtOnce <= end; c += kInt16Group * kPairsAtOnce, w += kPairsAtOnce * kLine) {
         next.fetch();
 #pragma GCC unroll 4
@@ -136,9 +136,9 @@ template <int R, int V, OutputPath W>
 __attribute__((noinline)) int strip(const Int16Problem& problem, const RowOffsets& at, int count, int panel,
                                     int last_panel) {
   const Int16Problem p = problem;  // a local copy: stores may alias the argument
-  const Int16Window window = p.windows[panel];
-  const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kInt16Group;
-  const int64_t fetch_calls = p.kernel_h * p.kernel_w * (window.pairs / kPairsAtOnce);
+  const PanelWindow window = p.windows[panel];
+  const int64_t numbers = p.kernel_h * p.kernel_w * window.groups * kInt8Panel * kInt16Group;
+  const int64_t fetch_calls = p.kernel_h * p.kernel_w * (window.groups / kPairsAtOnce);
   NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0,
                  count / R * fetch_calls);
   int i = 0;

@@ -32,7 +32,7 @@ struct Int8Problem {
   int64_t run_step = 0;    // bytes from one run to the next
   int groups_per_run = 0;  // bytes of a run / 4
 
-  const int8_t* weights = nullptr;  // packed by pack_int8_weights
+  const int8_t* weights = nullptr;  // PackedPanels (common/integer_layer.h)
   int columns = 0;
   int max_pair_sum = 255;  // see int8_max_pair_sum; a smaller value is slower but correct
   bool quads_fit = false;  // see int8_quads_fit; false is slower but correct
@@ -62,11 +62,6 @@ struct Int8Problem {
   bool int16_residual = false;
   Int16Stage int16_stage;
 };
-
-// Bytes of the packed weights of `columns` columns and `groups` groups of four values of K.
-inline int64_t int8_packed_bytes(int64_t columns, int64_t groups) {
-  return (columns + kInt8Panel - 1) / kInt8Panel * groups * kInt8Panel * kInt8Group;
-}
 
 // Loop blocking. mr x nr is the register tile (rows, columns in whole panels). Blocks of mc rows are multiplied by
 // blocks of nc columns (whole panels), kc values of K (whole groups) at a time. threads_m x threads_n is the thread
@@ -102,11 +97,6 @@ enum class Amx : int { off = 0, hardware = 1, emulated = 2 };
 bool has_amx();
 Amx active_amx();
 void set_amx(Amx use);  // hardware requires has_amx()
-
-// Packs weights[column * column_step + i], i in [0, channels), of tap t at offset t * tap_step, into panels of 16
-// columns with groups of four channels, zero-padded. `column_sums` receives the sum over all taps and channels.
-void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step,
-                       int64_t tap_step, int64_t channel_step, int8_t* packed, int32_t* column_sums);
 
 // The largest sum of two neighbouring activations whose products with any pair of these packed weights fit 16 bits: 255
 // to 510. 510 means that no pair of weights can overflow.

@@ -35,7 +35,7 @@ struct GroupedRows {
 // Saturation safety of a panel's weights: the largest number of products that always fit 16 bits, one pair or two.
 enum class PanelFit : int { none, pairs, quads };
 
-// The input channels that a panel reads: the first one and the number of groups of four.
+// The input channels that a panel reads: the first one and the number of groups (of four, or of two int16).
 struct PanelWindow {
   int32_t first, groups;
   int64_t weights;  // offset of its packed weights

@@ -15,15 +15,11 @@ struct ConvNeeds {
   ReceptiveField field;
 };
 
-ConvNeeds needs(const Int8Geometry& g) {
-  const int64_t taps = int64_t{g.kernel_h} * g.kernel_w;
-  return {g.channels, taps * g.channels, g.kernel_w == 1, {-g.pad_h, g.kernel_h, g.stride_h}};
+ConvNeeds needs(const IntegerGeometry& g, bool any_pitch) {
+  return {g.channels(), g.tap_count() * g.group_channels, any_pitch, {-g.top, g.reach_h(), g.taps.stride_h}};
 }
-
-ConvNeeds needs(const GroupedGeometry& g) {
-  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w;
-  return {g.channels(), taps * g.group_channels, true, {-g.top, g.reach_h(), g.taps.stride_h}};
-}
+bool reads_any_pitch(const Int8Layer& layer) { return layer.geometry().taps.kernel_w == 1; }
+bool reads_any_pitch(const Int8GroupedLayer&) { return true; }
 
 void check_residual(const TensorDesc& residual, const TensorDesc& out, bool int16) {
   require(residual.is_integer() && residual.height == out.height && residual.width == out.width &&
@@ -36,7 +32,10 @@ template <class Layer>
 class Int8Conv : public Op {
  public:
   Int8Conv(std::shared_ptr<const Layer> layer, bool residual, int padding)
-      : layer_(std::move(layer)), needs_(needs(layer_->geometry())), residual_(residual), padding_(padding) {}
+      : layer_(std::move(layer)),
+        needs_(needs(layer_->geometry(), tw::reads_any_pitch(*layer_))),
+        residual_(residual),
+        padding_(padding) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(in[0].dtype == DType::uint8 && !in[0].rows && in[0].channels == needs_.channels,
@@ -72,7 +71,7 @@ class Int16Conv : public Op {
  public:
   Int16Conv(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding)
       : layer_(std::move(layer)),
-        needs_(needs(layer_->geometry())),
+        needs_(needs(layer_->geometry(), true)),
         residual_(residual),
         relu_(relu),
         padding_(padding) {}
@@ -126,7 +125,7 @@ class Int8Linear : public Op {
         relu_(relu) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(in[0].dtype == DType::uint8 && in[0].rows && in[0].channels == layer_->geometry().channels,
+    require(in[0].dtype == DType::uint8 && in[0].rows && in[0].channels == layer_->geometry().channels(),
             "x does not fit the weights");
     layer_->check_linear(round_up(in[0].channels, kInt8Group), kind_);
     TensorDesc out = integers(kind_ == Int8Out::int16 ? DType::int16 : DType::uint8, {}, layer_->geometry().columns, 0,
@@ -143,7 +142,7 @@ class Int8Linear : public Op {
   bool reads_any_pitch() const override { return false; }
   bool writes_any_pitch() const override { return false; }
   int64_t weight_bytes() const override { return layer_->nbytes(); }
-  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->geometry().channels; }
+  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->geometry().channels(); }
   const Int8Layer* product() const override { return layer_.get(); }
 
   void run(const OpCall& call) const override {
@@ -228,7 +227,7 @@ class DynamicLinear : public Op {
       : layer_(std::move(layer)), activation_(activation) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    const int64_t channels = layer_->geometry().channels;
+    const int64_t channels = layer_->geometry().channels();
     require(in[0].dtype == DType::uint8 && in[0].channels == RowQuantized::channels(channels),
             "a linear layer takes rows of its own length");
     layer_->check_linear(round_up(channels, kInt8Group), Int8Out::float32);
@@ -239,7 +238,7 @@ class DynamicLinear : public Op {
   }
 
   int64_t weight_bytes() const override { return layer_->nbytes(); }
-  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->geometry().channels; }
+  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->geometry().channels(); }
 
   void run(const OpCall& call) const override {
     const LastImage y = call.out.floats(call.batch);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/int16_layer.h"
-#include "common/int8_grouped_layer.h"
 #include "common/int8_layer.h"
 #include "graph/op.h"
 #include "ops/float_layers.h"

@@ -19,8 +19,8 @@ std::mt19937 rng(3);
 
 int16_t small(int most) { return static_cast<int16_t>(static_cast<int>(rng() % (2 * most + 1)) - most); }
 
-tw::GroupedGeometry geometry(int columns, int channels, int groups, int kernel, int stride) {
-  tw::GroupedGeometry g;
+tw::IntegerGeometry geometry(int columns, int channels, int groups, int kernel, int stride) {
+  tw::IntegerGeometry g;
   g.columns = columns;
   g.groups = groups;
   g.group_channels = channels / groups;
@@ -29,7 +29,7 @@ tw::GroupedGeometry geometry(int columns, int channels, int groups, int kernel, 
   return g;
 }
 
-std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<int16_t>& weights, bool piecewise) {
+std::shared_ptr<tw::Int16Layer> layer(const tw::IntegerGeometry& g, std::vector<int16_t>& weights, bool piecewise) {
   weights.resize(g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels);
   for (int16_t& w : weights) w = small(300);
   const std::vector<int32_t> offset(g.columns, 11);
@@ -55,7 +55,7 @@ int32_t clamped(int64_t sum) {  // of sum / 64: halves of an even number of step
 }
 
 void check_layer(int size, int columns, int channels, int groups, int kernel, int stride) {
-  const tw::GroupedGeometry g = geometry(columns, channels, groups, kernel, stride);
+  const tw::IntegerGeometry g = geometry(columns, channels, groups, kernel, stride);
   std::vector<int16_t> weights;
   const auto packed = layer(g, weights, false);
   const int64_t padded = (channels + 1) / 2 * 2, padding = kernel / 2;

@@ -27,15 +27,21 @@ std::vector<uint8_t> bytes(int64_t n) {
 // Rounds up to whole groups of four bytes, which one dot-product instruction multiplies.
 int64_t up4(int64_t n) { return (n + 3) / 4 * 4; }
 
+tw::IntegerGeometry matrix(int64_t columns, int64_t k) {
+  tw::IntegerGeometry g;
+  g.columns = columns;
+  g.group_channels = k;
+  return g;
+}
+
 // Compares rows x k times k x columns with a plain loop; every sum starts at the offset 7.
 void check_product(int rows, int columns, int k) {
   const int64_t padded = up4(k);
   const std::vector<uint8_t> x = bytes(rows * padded);
   std::vector<int8_t> w(columns * k);
   for (int8_t& v : w) v = static_cast<int8_t>(rng());
-  std::vector<int8_t> packed(tw::int8_packed_bytes(columns, padded / 4));
-  std::vector<int32_t> sums(columns), offset((columns + 15) / 16 * 16, 7), out(rows * columns);
-  tw::pack_int8_weights(w.data(), columns, 1, k, k, 0, 1, packed.data(), sums.data());
+  const tw::PackedPanels<int8_t> packed(matrix(columns, k), w.data());
+  std::vector<int32_t> offset((columns + 15) / 16 * 16, 7), out(rows * columns);
   tw::Int8Problem p;
   p.in = x.data();
   p.in_grid.column_step = padded;
@@ -97,10 +103,10 @@ void check_grid(int height, int width, int columns, int runs, int groups, int ga
   std::vector<uint8_t> x(all);
   for (uint8_t& b : x) b = byte_of(bytes_kind);
   const int64_t k = runs * run_bytes;
-  std::vector<int8_t> w(columns * k), packed(tw::int8_packed_bytes(columns, k / 4));
+  std::vector<int8_t> w(columns * k);
   for (int8_t& v : w) v = weight_of(weights_kind);
-  std::vector<int32_t> sums(columns), offset((columns + 15) / 16 * 16, -3), out(height * width * columns);
-  tw::pack_int8_weights(w.data(), columns, 1, static_cast<int>(k), k, 0, 1, packed.data(), sums.data());
+  const tw::PackedPanels<int8_t> packed(matrix(columns, k), w.data());
+  std::vector<int32_t> offset((columns + 15) / 16 * 16, -3), out(height * width * columns);
   tw::Int8Problem p;
   p.in = x.data();
   p.in_grid = {0, row_step, column_step};
@@ -110,7 +116,7 @@ void check_grid(int height, int width, int columns, int runs, int groups, int ga
   p.run_step = row_step;
   p.groups_per_run = groups;
   p.weights = packed.data();
-  p.max_pair_sum = tw::int8_max_pair_sum(packed.data(), static_cast<int64_t>(packed.size()));
+  p.max_pair_sum = tw::int8_max_pair_sum(packed.data(), packed.size());
   p.quads_fit = tw::int8_quads_fit(packed.data(), (columns + 15) / 16, runs, groups);
   p.columns = p.out_columns = columns;
   p.offset = offset.data();
@@ -209,13 +215,16 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
 namespace {
 
 // A layer with random weights; unpacking its packed weights restores them.
-std::shared_ptr<tw::Int8Layer> random_layer(tw::Int8Geometry g) {
-  std::vector<int8_t> w(g.columns * g.kernel_h * g.kernel_w * g.channels);
+std::shared_ptr<tw::Int8Layer> random_layer(int64_t columns, int64_t kernel, int64_t channels) {
+  tw::IntegerGeometry g = matrix(columns, channels);
+  g.taps.kernel_h = g.taps.kernel_w = kernel;
+  g.top = g.left = g.bottom = g.right = kernel / 2;
+  std::vector<int8_t> w(g.columns * g.tap_count() * channels);
   for (int8_t& v : w) v = static_cast<int8_t>(rng());
   const std::vector<int32_t> offset(g.columns, -50);
   const std::vector<float> scale(g.columns, 0.002f);
   auto layer = std::make_shared<tw::Int8Layer>(g, w.data(), offset.data(), scale.data(), nullptr);
-  layer->set_output(3, 0, 255);
+  layer->set_uint8_stage({3, 0, 255, {}, tw::Approximation::none, {}, {}});
   layer->set_residual(0.5f, 3);
   std::vector<int8_t> again(w.size());
   layer->unpack(again.data());
@@ -232,12 +241,12 @@ TW_TEST(a_graph_gives_an_image_the_same_numbers_in_every_batch) {
   shape.channels = 3;
   tw::Graph graph;
   const int x = graph.add(tw::quantize_op(0.1f, 3, 1), {graph.add_input(shape)});
-  const int first = graph.add(tw::conv_op(random_layer({21, 3, 3, 3, 1, 1, 1, 1}), false, 1), {x});
-  const int second = graph.add(tw::conv_op(random_layer({21, 3, 3, 21, 1, 1, 1, 1}), true, 0), {first, first});
+  const int first = graph.add(tw::conv_op(random_layer(21, 3, 3), false, 1), {x});
+  const int second = graph.add(tw::conv_op(random_layer(21, 3, 21), true, 0), {first, first});
   const int pooled = graph.add(tw::pool_op({2, 2, 2, 2, 0, 0}, false, 0), {second});
   const int mean = graph.add(tw::pool_op({2, 2, 1, 1, 1, 1, 1, 1}, true, 0), {pooled});
   const int rows = graph.add(tw::flatten_op(), {mean});
-  graph.add_output(graph.add(tw::linear_op(random_layer({5, 1, 1, 21 * 3 * 4}), true, false), {rows}));
+  graph.add_output(graph.add(tw::linear_op(random_layer(5, 1, 21 * 3 * 4), true, false), {rows}));
   graph.add_output(graph.add(tw::dequantize_op(0.2f), {second}));
 
   std::vector<float> in(images * 3 * h * w);
@@ -261,7 +270,7 @@ TW_TEST(a_graph_split_at_a_view_gives_what_it_gives_without_the_view) {
   tw::TensorDesc shape;
   shape.sized = false;
   shape.channels = channels;
-  const auto layer = random_layer({columns, 1, 1, channels});
+  const auto layer = random_layer(columns, 1, channels);
   std::vector<float> in(images * channels * side * side), expected(images * columns), result(images * columns);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f;
   for (bool with_view : {false, true}) {
@@ -320,8 +329,8 @@ TW_TEST(a_graph_gives_the_same_numbers_with_any_tile_in_every_slot) {
   shape.channels = width;
   tw::Graph graph;
   const int x = graph.add(tw::quantize_op(0.1f, 3, 0), {graph.add_input(shape)});
-  const int hidden = graph.add(tw::linear_op(random_layer({301, 1, 1, width}), false, false), {x});
-  graph.add_output(graph.add(tw::linear_op(random_layer({37, 1, 1, 301}), true, true), {hidden}));
+  const int hidden = graph.add(tw::linear_op(random_layer(301, 1, width), false, false), {x});
+  graph.add_output(graph.add(tw::linear_op(random_layer(37, 1, 301), true, true), {hidden}));
   std::vector<float> in(images * width), expected(images * 37), result(images * 37);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
   const auto schedule = graph.schedule({shape});
