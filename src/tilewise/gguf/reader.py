@@ -201,7 +201,7 @@ class _Parser:
         return np.frombuffer(self.read_bytes(count * form.itemsize), form)
 
     def strings(self, count: int) -> list[str]:
-        """Parse a list of strings, which are hundreds of thousands in a vocabulary."""
+        """Parse a list of `count` strings in one loop: a vocabulary has hundreds of thousands."""
         start = position = self.stream.tell()
         end, length_at, texts = start + self.remaining, struct.Struct("<Q").unpack_from, list[str]()
         if count * 8 > self.remaining:  # each string takes at least the 8 bytes of its length

@@ -243,7 +243,10 @@ class Session:
     def _store(
         self, memory: Memory, service: ServiceClient | None, decision: Decision, times: Mapping[Config, float]
     ) -> None:
-        """Store and report measurements; if that fails, say so and go on: only the next process measures again."""
+        """Store measurements on disk and report them to the service.
+
+        A failure is only a message, because this process keeps the choice in memory anyway.
+        """
         if not times or decision.runtime_ns is None:
             return
         try:

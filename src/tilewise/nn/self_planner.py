@@ -144,7 +144,7 @@ class SelfPlanner:
         return [tensor for _, tensor in module.named_tensors()] if state is None else state.watch.tensors
 
     def lines(self, module: Module) -> list[str]:
-        """Describe the state, one line per input shape."""
+        """Return one line for each input shape the module was called with: its plan, or why there is none."""
         state = self._state
         if self.is_single_layer(module):
             return ["has a single layer with weights, which needs no plan"]

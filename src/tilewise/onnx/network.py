@@ -213,7 +213,8 @@ def example_inputs(
 
     `batch` replaces the first size of every input, also where the file fixes it; without it a fixed size stays and an
     open one is 1. `free` is the size of other open dimensions, `pixels` that of the height and width of images (default
-    224). `shapes` are shapes by the input's name; sizes with a name then have the value they have there.
+    224). `shapes` fixes the shapes of some inputs by name; a symbolic size that appears in one of them has the same
+    value in all other inputs.
     """
     shapes = dict(shapes or {})
     sizes = _named_sizes(ports, shapes)

@@ -60,7 +60,7 @@ def save(
 
 
 def examples(model: Module, example: Any) -> list[Array]:
-    """Return the example as arrays; it is made up if the model says what it takes."""
+    """Return `example` as arrays; if it is None, zeros of the shape that the model declares."""
     if example is not None:
         several = example if isinstance(example, list | tuple) else [example]
         return [np.array(x.data if isinstance(x, Tensor) else x) for x in several]

@@ -54,8 +54,9 @@ def round_columns(
 ) -> None:
     """Round every column of `weight` (O, K) by `round_column(index, column)`, and compensate for its error.
 
-    Columns of the same block are adjusted one by one, those of later blocks for the whole block at once.
-    `begin(first, block, importance)` is called before a block is rounded.
+    `upper` (K, K) is the upper Cholesky factor of the inverse Hessian of the layer's inputs. Columns of the same block
+    are adjusted one by one, those of later blocks for the whole block at once. `begin(first, block, importance)` is
+    called before a block is rounded, with the loss per squared error of each of its columns.
     """
     weight = weight.copy()
     for first in range(0, weight.shape[1], block_size):

@@ -296,7 +296,10 @@ def _constant(value: Any, batch: int) -> Any:
 
 
 def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
-    """Encode a dynamically quantized model as JSON; `examples` are one array per input, with a batch in front."""
+    """Encode the operations of a dynamically quantized model as JSON, and add its weights to `arrays` by name.
+
+    `examples` has one array per input, whose first dimension is the batch.
+    """
     first, batches = _traced(model, examples), (len(examples[0]), len(examples[0]) + 1)
     # The second trace, with one more image, shows which sizes follow the batch.
     other: Trace | None = None

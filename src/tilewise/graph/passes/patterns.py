@@ -306,7 +306,7 @@ def _sources(w: Rewriter, value: Any, depth: int = _MAX_DEPTH) -> list[Value]:
 
 
 def _sampled(w: Rewriter, value: Any, x: Value, depth: int = _MAX_DEPTH) -> Array | None:
-    """Evaluate `value` with the samples in place of x; None if it depends on anything else."""
+    """Evaluate the expression `value` at x = `_SAMPLES`; return None if it depends on anything but x and constants."""
     if is_value(value, x):
         return _SAMPLES
     node = w.node(value, *_ARITHMETIC, *_CURVES)

@@ -225,6 +225,7 @@ def _share_of_windows(
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(node: OnnxNode, x: Value) -> Value:
+    """Evaluate GlobalAveragePool and GlobalMaxPool: (N, C, ...) to (N, C, 1, ...)."""
     if len(x.shape) < 3 or not math.prod(x.shape[2:]) or not is_float(x):
         raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
     axes, t = tuple(range(2, len(x.shape))), tensor(x)

@@ -92,9 +92,11 @@ def as_kernel(
 def shipped_scores(
     collection: str | None, hardware: str, kind: str = "cpu", margin: float = MARGIN, *, own: bool = True
 ) -> tuple[ModelScores | None, str]:
-    """Load the model shipped for a collection; or return None and a message that says so.
+    """Load the model that was trained on the collection of measurements `collection`.
 
-    `own` is True if the collection was measured on this kind of hardware.
+    Returns (scores, ""), or (None, why there is no model and what is done instead). `margin` is the predicted gain
+    over the default from which a configuration is chosen without measuring. `own` is True if the collection was
+    measured on this kind of hardware.
     """
     try:
         if collection is not None:

@@ -192,7 +192,7 @@ class BoardTransaction:
         return self.connection.execute(select(schema.jobs).where(schema.jobs.c.entry == entry)).first()
 
     def _write_job(self, entry: int, **changes: Any) -> None:
-        """Insert or change a job, and seal the columns that decide when it runs."""
+        """Insert or update the job of an entry, and sign the columns that decide when it runs (the job's seal)."""
         job = self._job(entry)
         stored: dict[str, Any] = {"attempts": 0, "turn": 0} if job is None else dict(job._mapping)
         values = stored | changes

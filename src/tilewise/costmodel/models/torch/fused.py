@@ -181,7 +181,10 @@ def _head_grad(weights: SageWeights, values: list[Floats], grad: Floats) -> tupl
 def _first_products_grad(
     weights: SageWeights, batch: KernelBatch, grad_nodes: Floats, grad_slots: Floats
 ) -> tuple[Floats, Floats]:
-    """Backpropagate through `first_products`; returns the gradients of the opcode table and of the first kernel."""
+    """Backpropagate through `first_products`, the product of a layer's joined inputs with its dense weights.
+
+    Returns the gradients of the opcode embedding and of the first layer's dense weights (its "kernel" in Keras).
+    """
     features, embedded = batch.node.shape[1], weights.table.shape[1]
     # Sum the nodes' gradients by opcode first: the table is multiplied once per opcode.
     by_opcode = np.zeros((len(weights.table), grad_nodes.shape[1]), np.float32)

@@ -114,8 +114,11 @@ class Matmul:
         return Expected(value, 1e-5 + 3e-7 * problem.size("k"))
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Run the product as the framework does. The default gets no tile, because it may use another algorithm than
-        the tiled loops; other tiles are prepared once, as a chooser's are."""
+        """Return a function that computes the product with a configuration, exactly as the framework would.
+
+        The default configuration passes no tile, because the default may use another algorithm than the tiled loops.
+        Other tiles are checked and prepared once, so that their timings contain only the product.
+        """
         module, tile, a, b = require_native(), tile_of(config), operands["a"], operands["b"]
         if tile == TileConfig(*module.matmul_plan(a, b, problem.size("threads"))[1]):
             prepared = None
