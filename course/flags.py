@@ -172,14 +172,19 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
     )
 
 
-def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, trained: bool = False) -> Dataset:
-    """The data a command means: the folder, its first files when toy, or synthetic kernels when toy and no folder.
+def has_files(folder: Path) -> bool:
+    """Tell whether a folder exists and has files; an interrupted download leaves an empty one."""
+    return folder.is_dir() and any(folder.iterdir())
 
-    With a `trained` model at hand, synthetic kernels also stand in for a folder that is not there.
+
+def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, trained: bool = False) -> Dataset:
+    """Load the dataset of a command: the folder, its first files for toy data, or synthetic kernels for want of files.
+
+    Synthetic kernels are used only for toy data or with a `trained` model.
     """
     root = Path(data_root).expanduser()
     limit = TOY_FILES if toy_data else None
-    if root.is_dir():
+    if has_files(root):
         return load_dataset(root, cache_dir=cache_dir, limit=limit)
     if not (toy_data or trained):
         raise ConfigurationError(

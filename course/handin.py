@@ -17,7 +17,7 @@ from typing import Any
 
 import _start
 import numpy as np
-from flags import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
+from flags import DATA_ROOT, OUT_DIR, find_model_dir, has_files, read_run, run_file_of, write_run
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
 from tilewise.costmodel.data import tpu_tiles
@@ -102,9 +102,9 @@ def keras_arguments(file: ModelFile, scaled_by: MinMax | None = None) -> tuple[d
 
 
 def grader_ranges(data_root: str) -> MinMax | None:
-    """The ranges of the course's dataset, by which its grader scales; None where it is not on this disk."""
+    """Return the ranges of the course's dataset, by which its grader scales, or None if the dataset is not here."""
     root = Path(data_root).expanduser()
-    return MinMax.fit(load_dataset(root).train) if root.is_dir() else None
+    return MinMax.fit(load_dataset(root).train) if has_files(root) else None
 
 
 def ranker_sizes(weights: dict[str, Any]) -> dict[str, int]:

@@ -68,6 +68,14 @@ def test_without_data_the_toy_is_synthetic(tmp_path: Path) -> None:
         course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False)
 
 
+def test_an_empty_folder_is_no_dataset(tmp_path: Path) -> None:
+    """An interrupted download leaves the folder behind."""
+    (tmp_path / "xla").mkdir()
+    assert len(course.course_dataset(str(tmp_path / "xla"), str(tmp_path / "c"), toy_data=True).train) > 0
+    with pytest.raises(ConfigurationError, match="There is no dataset"):
+        course.course_dataset(str(tmp_path / "xla"), str(tmp_path / "c"), toy_data=False)
+
+
 ARGS = {"args": {"model": "MLP", "model_kwargs_json": "{}", "configs": 10}}
 
 
