@@ -124,14 +124,17 @@ void without_gil(bool worth_it, F&& f) {
 
 // --- arrays ---
 
+// NumPy's number of an element type.
 template <class T>
-constexpr int kNumpyType = std::is_same_v<T, float>      ? NPY_FLOAT32
-                           : std::is_same_v<T, int8_t>   ? NPY_INT8
-                           : std::is_same_v<T, uint8_t>  ? NPY_UINT8
-                           : std::is_same_v<T, int16_t>  ? NPY_INT16
-                           : std::is_same_v<T, uint16_t> ? NPY_FLOAT16  // its bits
-                           : std::is_same_v<T, int32_t>  ? NPY_INT32
-                                                         : NPY_INT64;
+constexpr int numpy_type() {
+  return std::is_same_v<T, float>      ? NPY_FLOAT32
+         : std::is_same_v<T, int8_t>   ? NPY_INT8
+         : std::is_same_v<T, uint8_t>  ? NPY_UINT8
+         : std::is_same_v<T, int16_t>  ? NPY_INT16
+         : std::is_same_v<T, uint16_t> ? NPY_FLOAT16  // its bits
+         : std::is_same_v<T, int32_t>  ? NPY_INT32
+                                       : NPY_INT64;
+}
 
 inline PyArrayObject* as_array(nb::handle object) { return reinterpret_cast<PyArrayObject*>(object.ptr()); }
 
@@ -165,7 +168,7 @@ PyArrayObject* checked(nb::handle object, int type, int ndim, const char* name);
 
 template <class T>
 ArrayView<T> view_of(nb::handle object, int ndim, const char* name) {
-  PyArrayObject* array = checked(object, kNumpyType<T>, ndim, name);
+  PyArrayObject* array = checked(object, numpy_type<T>(), ndim, name);
   return {array, static_cast<T*>(PyArray_DATA(array))};
 }
 
@@ -232,7 +235,7 @@ struct NewArray {
 
 template <class T = float>
 NewArray<T> new_array(int ndim, const npy_intp* shape) {
-  nb::object object = allocate_array(ndim, shape, kNumpyType<T>);
+  nb::object object = allocate_array(ndim, shape, numpy_type<T>());
   T* const values = data<T>(object);
   return {std::move(object), values};
 }

@@ -331,8 +331,8 @@ Gemm product_of(int64_t m, int64_t n, int64_t k, bool transposed_b) {
 // Why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: B's rows, not columns, contiguous.
 nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool transposed_b) {
   char reason[160];
-  const bool refused = tile_problem(read_tile(tile.ptr()), product_of(m, n, k, transposed_b), reason, sizeof reason);
-  return refused ? nb::object(nb::str(reason)) : nb::none();
+  const bool infeasible = tile_problem(read_tile(tile.ptr()), product_of(m, n, k, transposed_b), reason, sizeof reason);
+  return infeasible ? nb::object(nb::str(reason)) : nb::none();
 }
 
 // Converts a TileConfig once; matmul accepts the result without reading its Python attributes at every call.

@@ -8,10 +8,10 @@ namespace {
 
 template <class Run>
 nb::object product(nb::handle a, nb::handle b, Run&& run) {
-  const auto left = view_of<float>(a, 2, "a"), right = view_of<float>(b, 2, "b");
-  check(left.dim(1) == right.dim(0), "the ladder takes two matrices that fit together");
-  const NewArray<float> out = new_array({left.dim(0), right.dim(1)});
-  without_gil(true, [&] { run(left.data, right.data, out.data, left.dim(0), right.dim(1), left.dim(1)); });
+  const auto lhs = view_of<float>(a, 2, "a"), rhs = view_of<float>(b, 2, "b");
+  check(lhs.dim(1) == rhs.dim(0), "the ladder takes two matrices that fit together");
+  const NewArray<float> out = new_array({lhs.dim(0), rhs.dim(1)});
+  without_gil(true, [&] { run(lhs.data, rhs.data, out.data, lhs.dim(0), rhs.dim(1), lhs.dim(1)); });
   return out.object;
 }
 

@@ -63,8 +63,8 @@ Int8Image IntegerGeometry::result(const Int8Image& in, int64_t group) const {
   out.height = room_h / taps.stride_h + 1;
   out.width = room_w / taps.stride_w + 1;
   out.pixel = round_up(columns, kInt8Group);
-  constexpr int kMost = std::numeric_limits<int>::max();
-  require(out.images <= kMost && out.height * out.width <= kMost, "x has too many pixels");
+  const int64_t most = std::numeric_limits<int>::max();
+  require(out.images <= most && out.height * out.width <= most, "x has too many pixels");
   return out;
 }
 
