@@ -40,7 +40,11 @@ def test_a_fused_network_computes_the_network() -> None:
 
 
 def test_a_failing_program_becomes_one_operation() -> None:
-    program = next(p for p in PROGRAMS if len(p.ops) > 10 and any(op.kind == "max_pool" for op in p.ops))
+    # Without padding: a greedy step may shrink the input below a window, and the padding then has to stay.
+    kinds = [{op.kind for op in p.ops} for p in PROGRAMS]
+    program = next(
+        p for p, k in zip(PROGRAMS, kinds, strict=True) if len(p.ops) > 10 and "max_pool" in k and "pad" not in k
+    )
     small = minimise(program, lambda p: any(op.kind == "max_pool" for op in p.ops))
     assert [op.kind for op in small.ops] == ["max_pool"]
     assert small.shape[0] == 1
