@@ -184,6 +184,16 @@ def _upsample(s: Sketch, x: int) -> None:
     s.add("upsample", x, scale=s.one_of(None, 3), mode=s.one_of(None, None, "bilinear"))
 
 
+def _large_maps(s: Sketch, x: int) -> None:
+    """Maps of more than half a small L2 between layers of few weights, which INT8 plans compute row by row."""
+    y = s.add("upsample", x, scale=3)
+    y = s.add("conv", y, out=16, seed=s.new_seed())
+    y = s.activation(y) if s.chance(0.3) else y  # without one, the zero point and so the padding is not 0
+    stride = s.one_of(None, [2, 2])
+    y = s.add("conv", y, groups="depthwise", kernel=[3, 3], padding=[1, 1], stride=stride, seed=s.new_seed())
+    s.add("conv", y, out=s.one_of(4, 8), seed=s.new_seed())
+
+
 def _conv_transpose(s: Sketch, x: int) -> None:
     settings = s.one_of(
         {"kernel": [2, 2]},
@@ -411,8 +421,8 @@ _ANY: dict[Motif, float] = {
 _IMAGE: dict[Motif, float] = {
     _block: 8, _separable: 3, _residual: 4, _squeeze_excite: 2, _branches: 4, _pool: 3, _upsample: 1.5,
     _conv_transpose: 1, _batch_norm: 2, _group_norm: 1, _padded: 1, _shuffle: 1, _channel_slice: 2, _joined_slices: 1,
-    _detour: 0.5, _global_pool: 1, _to_tokens: 1, _channels_last: 1, _classifier: 2, _flatten: 2.5, _merge: 0.3,
-    _split: 0.3, _layer_norm: 0.3, _linear: 0.5,
+    _detour: 0.5, _large_maps: 2, _global_pool: 1, _to_tokens: 1, _channels_last: 1, _classifier: 2, _flatten: 2.5,
+    _merge: 0.3, _split: 0.3, _layer_norm: 0.3, _linear: 0.5,
 }  # fmt: skip
 _TOKENS: dict[Motif, float] = {
     _linear: 3, _layer_norm: 1, _perceptron: 2, _attention: 1, _mean_of_tokens: 1, _merge: 1, _split: 1

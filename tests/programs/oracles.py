@@ -39,6 +39,7 @@ _MACHINES = (
     # Smaller than any: programs are small too, and a batch shall be cut into chunks, stages and tile groups.
     MachineOverride(l1=8 << 10, l2=16 << 10, l3=1 << 20),
     MachineOverride(l1=32 << 10, l2=1 << 20, l3=0),
+    MachineOverride(l1=4 << 10, l2=8 << 10, l3=1 << 20),  # consecutive layers become tile groups with line buffers
 )
 _IN_MEMORY = Path("/dev/shm")
 
