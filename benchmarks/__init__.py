@@ -1,7 +1,8 @@
 """Each optimization compared with its peers: one run, a table, and JSON in results/.
 
-``TILEWISE_ISA=avx2`` makes a machine with AVX-512 play one without, and then the peers play along: their libraries read
-these variables when they are loaded, so they are set before any of them is imported. ONNX Runtime knows none such.
+``TILEWISE_ISA=avx2`` emulates a CPU without AVX-512. The peers are then limited to AVX2 as well: their libraries read
+these variables when they are loaded, so they are set before any of them is imported. ONNX Runtime has no such variable.
+Without it, variables of the environment that would hold a peer back are removed.
 """
 
 import os
@@ -17,3 +18,6 @@ _HELD_TO_AVX2 = {
 if os.environ.get("TILEWISE_ISA") == "avx2":
     for _name, _value in _HELD_TO_AVX2.items():
         os.environ.setdefault(_name, _value)
+else:
+    for _name in (*_HELD_TO_AVX2, "OPENBLAS_L2_SIZE"):
+        os.environ.pop(_name, None)
