@@ -13,8 +13,8 @@ from html import escape
 
 WIDTH, _LEFT, _RIGHT, _LANE = 460, 12, 16, 13
 COLOURS = (  # ink, muted text, grid and series on a light page, then on a dark one
-    ("#24292f", "#57606a", "#d0d7de", ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989")),
-    ("#e6edf3", "#9da7b3", "#3d444d", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7bc0")),
+    ("#24292f", "#57606a", "#d0d7de", ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#6e7781")),
+    ("#e6edf3", "#9da7b3", "#3d444d", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7bc0", "#afb8c1")),
 )
 
 
