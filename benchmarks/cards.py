@@ -103,7 +103,7 @@ def _verdicts(collection: str) -> str:
 
 
 def again(collection: str) -> str:
-    """A second measurement compared with the first, as `tilewise collect compare FIRST SECOND --json` told it."""
+    """Compare a second measurement with the first, as printed by `tilewise collect compare FIRST SECOND --json`."""
     record = read_any(f"again_{collection}")
     if record is None:
         return "No second measurement is kept for this collection."

@@ -87,7 +87,7 @@ class Triton:
 
     def __init__(self) -> None:
         self.model = file_scores(shipped_file("h200"), "triton", 0.0)
-        self.first_lists: dict[int, tuple[Sequence[Config], Sequence[Config]]] = {}  # a list and so many of it
+        self.first_lists: dict[int, tuple[Sequence[Config], Sequence[Config]]] = {}  # a list and its first ones
 
     def problem(self, spec: dict[str, int | str]) -> Problem:
         problem: Problem = find_family("triton", str(spec["family"])).problem(spec)

@@ -88,7 +88,7 @@ class Parameters {
 
   // The arguments in the order of the names; null: not given.
   Values read(const Call& call) const;
-  int find(PyObject* keyword) const;  // its index; -1: there is no such parameter
+  int find(PyObject* keyword) const;  // its index, or -1 if there is no such parameter
 
  private:
   const char* function_;
