@@ -106,7 +106,7 @@ bool is_tiled(const ConvShape& s) {
   return s.dh == 1 && s.dw == 1 && s.oh == oh && s.ow == ow;
 }
 
-// The chooser's tile of a convolution; the default where there is no chooser.
+// The chooser's tile of a convolution, or the default if there is no chooser.
 ConvConfig chosen_tile(TileTable* table, const ConvShape& s) {
   const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   ConvConfig tuned;

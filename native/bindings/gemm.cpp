@@ -65,7 +65,7 @@ struct Product {
     g.a_col = PyArray_STRIDE(a, a_dims - 1) / 4;
     g.b_row = PyArray_STRIDE(b, b_dims == 1 ? 0 : b_dims - 2) / 4;
     g.b_col = b_dims == 1 ? 0 : PyArray_STRIDE(b, b_dims - 1) / 4;
-    // A dimension of size 1 may carry any stride; say the one that lets the fast paths see what they need.
+    // A dimension of size 1 may have any stride: use the one that the fast paths accept.
     if (g.k == 1) g.a_col = g.a_col == 0 ? 0 : 1;
     if (g.k == 1) g.b_row = g.b_row == 0 ? 0 : 1;
     if (g.m == 1) g.a_row = 0;

@@ -1,4 +1,4 @@
-"""Every benchmark still imports what it measures: a renamed function is noticed before somebody runs it."""
+"""Import every benchmark, so that a renamed function is noticed before somebody runs it."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class Builder:
         module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
         data = next(n for n in node.inputs if n not in self.graph.constants)
         self._append(module, (data,), (chain[-1].outputs[0],), *chain)
-        # The bounds of a clip and the target of a reshape are no weights of a layer.
+        # The bounds of a clip and the target shape of a reshape are not weights.
         self.read_names.update(name for n in chain if n.op in ("Clip", "Reshape") for name in n.inputs[1:])
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             self._images.add(chain[-1].outputs[0])

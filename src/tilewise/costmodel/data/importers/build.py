@@ -238,7 +238,7 @@ def _write_kernels(
     out: Path,
     report: ImportReport,
 ) -> None:
-    """Write every kernel to its split: as a file of its own, or with many kernels to the flat files of the split."""
+    """Write every kernel to its split: one file per kernel, or a few flat files if there are many kernels."""
     features = _config_features(table.configurations, columns, description)
     splits = [split] * len(table.identities) if split else _split_by_shape(table.identities)
     writers: dict[str, SplitWriter] = {}
