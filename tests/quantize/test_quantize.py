@@ -417,3 +417,9 @@ def test_a_transformer_is_quantized_without_data() -> None:
     held = sum(m.nbytes for m in q.modules() if isinstance(m, QuantizedLinear))
     held += sum(t.data.nbytes for _, t in q.named_tensors())
     assert held <= 0.35 * sum(p.data.nbytes for p in model.parameters())
+
+
+def test_the_repr_counts_the_operators_by_form() -> None:
+    x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    model = quantize(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), [x])
+    assert repr(model) == f"QuantizedModel: 2 int8 operators, {model.nbytes} bytes of weights"

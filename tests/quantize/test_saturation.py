@@ -18,7 +18,7 @@ def overflows(row: np.ndarray) -> bool:
     return max(sums) > 32767 or min(sums) < -32768
 
 
-def test_channels_are_proven_as_trying_proves_them() -> None:
+def test_saturation_safe_channels_never_saturate() -> None:
     rng = np.random.default_rng(0)
     for channels in (1, 2, 5, 8):
         for most in (10, 64, 65, 127):
@@ -52,7 +52,7 @@ def test_quantized_weights_cannot_overflow() -> None:
 
 
 def test_the_report_names_the_way_of_every_product() -> None:
-    apart = nn.Conv2d(4, 6, 1, rng=0)  # weights of one sign in no pair: proven
+    apart = nn.Conv2d(4, 6, 1, rng=0)  # weights of one sign in no pair: safe
     apart.weight.data[:] = np.array([1, -1, 1, -1], np.float32)[None, :, None, None]
     together = nn.Conv2d(6, 8, 5, padding=2, rng=1)
     together.weight.data[0] = 1.0  # two of the largest side by side: they become smaller
@@ -60,12 +60,12 @@ def test_the_report_names_the_way_of_every_product() -> None:
     model = nn.Sequential(apart, nn.ReLU(), together, nn.ReLU(), depthwise, nn.MaxPool2d(2), nn.Flatten()).eval()
     x = np.random.default_rng(0).standard_normal((2, 4, 6, 6)).astype(np.float32)
     ways = {step.name: step.avx2 for step in quantize(model, [x], max_error=None).report()}
-    assert ways["0"] == "quads, proven"  # there is but one group
-    assert ways["2"] == "quads, proven"
+    assert ways["0"] == "quads, saturation-safe"  # there is but one group
+    assert ways["2"] == "quads, saturation-safe"
     assert ways["4"] == "16-bit products"
     assert ways["5"] == ""
 
 
 def test_weights_that_came_as_integers_may_need_splitting() -> None:
     assert avx2_products(np.full((2, 1, 1, 4), 127, np.int8)) == "split activations: 2 of 2 channels"
-    assert avx2_products(np.full((2, 1, 1, 8), 64, np.int8)) == "pairs, proven"
+    assert avx2_products(np.full((2, 1, 1, 8), 64, np.int8)) == "pairs, saturation-safe"

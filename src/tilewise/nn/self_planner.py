@@ -154,7 +154,8 @@ class SelfPlanner:
         for key, count in state.calls.items():
             plan = state.plans[tuple(dtype for _, dtype in key)]
             calls = f"{plan.native_calls} native call{'s' if plan.native_calls != 1 else ''}"
-            lines.append(f"{_describe(key)}: planned in {calls}, called {count} times")
+            times = "once" if count == 1 else f"{count} times"
+            lines.append(f"{_describe(key)}: planned in {calls}, called {times}")
         lines += [f"{_describe(key)}: layer by layer, because {reason}" for key, reason in state.reasons.items()]
         return lines or ["was called with several shapes once each; a shape is planned when it comes again"]
 

@@ -298,7 +298,7 @@ class QuantizedConv2d(IntegerLayer):
             return "16-bit products"
         weights = self.kernel.weights()
         products = avx2_products(weights)
-        is_safe = weights.shape[3] % 4 == 0 and products.endswith("proven")
+        is_safe = weights.shape[3] % 4 == 0 and products.endswith("saturation-safe")
         return products if self.geometry.is_plain or is_safe else "16-bit products"
 
     @property

@@ -6,6 +6,7 @@ why.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -290,6 +291,12 @@ class QuantizedModel(Module):
         return layer.image if isinstance(layer, QuantizedFlatten) and layer.keeps_channels_last else ()
 
     # --- size and report ---
+
+    def __repr__(self) -> str:
+        """Count the operators by their form; `report()` lists them."""
+        counts = sorted(Counter(step.form for step in self.report()).items())
+        operators = ", ".join(f"{count} {form}" for form, count in counts)
+        return f"QuantizedModel: {operators} operators, {self.nbytes} bytes of weights"
 
     @property
     def nbytes(self) -> int:

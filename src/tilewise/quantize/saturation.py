@@ -109,9 +109,9 @@ def overflowing_channels(weights: Array, products: int = 2) -> int:
 def avx2_products(weights: Array) -> str:
     """Describe how a layer with weights (O, kh, kw, C) multiplies on AVX2 without VNNI."""
     if not overflowing_channels(weights, 4):
-        return "quads, proven"
+        return "quads, saturation-safe"
     unsafe = overflowing_channels(weights)
-    return f"split activations: {unsafe} of {len(weights)} channels" if unsafe else "pairs, proven"
+    return f"split activations: {unsafe} of {len(weights)} channels" if unsafe else "pairs, saturation-safe"
 
 
 # --- GPTQ for all convolutions of a model ---
