@@ -66,6 +66,7 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def _umask() -> int:
+    """Return the process's umask; reading it requires setting it for a moment."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -82,6 +82,7 @@ def abort_import(error: Exception) -> NoReturn:
 
 
 def _print_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a `ConfigurationError` as one sentence and exit with 2; leave other exceptions to Python's own hook."""
     if not isinstance(error, ConfigurationError):
         return sys.__excepthook__(kind, error, trace)
     print(f"tilewise: {error}", file=sys.stderr)

@@ -156,6 +156,7 @@ def _amount(count: int) -> str:
 
 
 def _json_reason(error: Exception) -> str:
+    """Say in a few words why a JSON text could not be parsed, for the end of an error message."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at line {error.lineno}"
     if isinstance(error, RecursionError):

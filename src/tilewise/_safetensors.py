@@ -97,6 +97,7 @@ def _read_header(stream: IO[bytes], where: Path) -> tuple[dict[str, Any], int, i
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dict from the pairs of a JSON object; raise `FileFormatError` if a name occurs twice."""
     table = dict(pairs)
     if len(table) != len(pairs):
         raise FileFormatError("a name occurs twice")
@@ -104,6 +105,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked_metadata(metadata: Any, where: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors header if it maps strings to strings; raise `FileFormatError` otherwise."""
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FileFormatError(f"{where} has metadata that is not a table of strings")
     return metadata
@@ -153,6 +155,7 @@ def _names_by_offset(layout: Mapping[str, tuple[str, tuple[int, ...], int, int]]
 
 
 def _read_array(stream: IO[bytes], start: int, entry: tuple[str, tuple[int, ...], int, int], where: Path) -> Array:
+    """Read one array; `entry` is (dtype, shape, first byte, end), in bytes after `start`, where the data begin."""
     dtype, shape, begin, end = entry
     count = (end - begin) // np.dtype(DTYPES[dtype]).itemsize
     stream.seek(start + begin)

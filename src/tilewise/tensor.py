@@ -619,6 +619,7 @@ def _operand(value: TensorLike, like: Tensor) -> Tensor:
 
 
 def _as_index(index: Any) -> Any:
+    """Convert an index expression for NumPy: tensors to arrays, lists to integer or boolean arrays."""
     if isinstance(index, tuple):
         return tuple(_as_index(part) for part in index)
     if isinstance(index, Tensor):
@@ -631,6 +632,7 @@ def _as_shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _checked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a NumPy function; its `ValueError` becomes a `ShapeError`."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:

@@ -40,6 +40,7 @@ def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
 
 
 def _default_tile(x: Array, w: Array, *args: Any, **options: Any) -> ConvTile:
+    """Return the tile that the formula for this shape gives; `options` are stride, padding and so on."""
     from tilewise.backend.tiled.conv2d import TiledConv2d, conv2d_shape
 
     assert native is not None

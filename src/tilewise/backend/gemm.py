@@ -76,12 +76,14 @@ def default_matmul_tile(a: Array, b: Array) -> TileConfig:
 
 
 def _tile_config(sizes: tuple[Any, ...]) -> TileConfig:
+    """Make a `TileConfig` of the numbers that the native library returns."""
     from tilewise.backend.tiled.matmul import TileConfig
 
     return TileConfig(*sizes)
 
 
 def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConfig | None]:
+    """Describe in a sentence which native kernel runs a @ b, and return its tile (None if the kernel has none)."""
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     m, n, k = _sizes(a, b)

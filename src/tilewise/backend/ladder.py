@@ -106,6 +106,8 @@ def _float32_only(a: Array, b: Array, **_options: Any) -> str | None:
 
 
 def _register(name: str, rung: Callable[[Array, Array], Array]) -> None:
+    """Register a rung (a function of two float32 matrices) as a `matmul` with batches and epilogue."""
+
     @implements("matmul", name, _float32_only)
     def matmul(
         a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
@@ -133,6 +135,7 @@ def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array
 
 
 def _rung(name: str, a: Array, b: Array) -> Array:
+    """Multiply two matrices with the native function `name`; raise `UnavailableError` without the extension."""
     a, b = _check_operands(a, b)
     if native is None:
         raise UnavailableError("this rung of the ladder needs the compiled kernels; install g++ and reinstall")
@@ -151,6 +154,7 @@ def _check_operands(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _checked_block(block: Block) -> tuple[int, int, int]:
+    """Expand one block size to three and check them: (rows, columns, depth), each at least 1."""
     sizes = tuple(block) if isinstance(block, Sequence) else (block, block, block)
     if len(sizes) != 3 or not all(isinstance(s, int | np.integer) and s >= 1 for s in sizes):
         raise ConfigurationError(f"block must be a positive size, or three (rows, columns, depth), not {block!r}")

@@ -114,6 +114,7 @@ def apply_epilogue(y: Array, bias: Array | None, residual: Array | None, activat
 def matmul(
     a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
 ) -> Array:
+    """Compute activation(a @ b + bias + residual) with NumPy; see `apply_epilogue` for the shapes."""
     return apply_epilogue(np.asarray(np.matmul(a, b)), bias, residual, activation)
 
 
@@ -125,6 +126,7 @@ def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def _padded(x: Array, padding: Pair, value: float = 0.0) -> Array:
+    """Pad images (N, C, H, W) on all four sides by `padding` = (height, width) pixels of `value`."""
     if padding == (0, 0):
         return x
     ph, pw = padding
@@ -217,6 +219,7 @@ def _fold(patches: Array, x_shape: tuple[int, ...], stride: Pair, padding: Pair)
 def conv2d_grad_weight(
     gy: Array, x: Array, w_shape: tuple[int, ...], *, stride: Pair, padding: Pair, groups: int
 ) -> Array:
+    """Compute the gradient of a convolution's filters, of shape `w_shape`, from its output's gradient and its input."""
     columns = _unfold(x, (w_shape[2], w_shape[3]), stride, padding, groups)
     return np.asarray((_by_group(gy, groups) @ columns.transpose(0, 2, 1)).reshape(w_shape))
 
@@ -274,6 +277,7 @@ def _row_max(x: Array) -> Array:
 
 
 def _logsumexp(x: Array) -> Array:
+    """Compute log(sum(exp(x))) over the last axis without overflow; the axis stays with size 1."""
     row_max = _row_max(x)
     # A row of only -inf would give -inf - -inf = NaN.
     row_max = np.where(np.isneginf(row_max), x.dtype.type(0), row_max)

@@ -144,6 +144,7 @@ def _arrays(values: Any) -> Arrays:
 
 
 def _is_view(data: Any, source: Any) -> bool:
+    """Tell whether `data` is `source` or shares memory with it."""
     if data is source:
         return True
     base = data.base if isinstance(data, ndarray) else None

@@ -31,6 +31,7 @@ _WITHOUT_WRAPPER = (
 
 
 def _in_place_unsupported_reason(*args: Any, **_settings: Any) -> str | None:
+    """Say why the in-place kernel cannot take these arrays; None if it can."""
     for array in args:
         if isinstance(array, np.ndarray) and (array.dtype != np.float32 or not array.flags.c_contiguous):
             return "the native kernel works in place on float32 arrays in C order"
@@ -88,6 +89,7 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 
 
 def _attention_unsupported_reason(*arrays: Array, mask: Array | None = None, **_settings: Any) -> str | None:
+    """Say why the native attention kernels cannot take these arrays and this mask; None if they can."""
     for array in arrays:
         if array.dtype != np.float32:
             return "the native kernels support only float32 arrays"

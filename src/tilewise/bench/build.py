@@ -50,7 +50,7 @@ def build(recipe: Recipe) -> Runner:
 
 
 def build_stages(recipe: Recipe) -> list[Stage]:
-    """Build the baseline, then the entry after each step."""
+    """Build the models that a recipe describes: the baseline, then the entry after each step."""
     runner = baseline(recipe.event)
     stages = [Stage("plain tilewise", runner)]
     shipped = {name: tensor.data for name, tensor in runner.model.named_tensors()}
@@ -123,7 +123,7 @@ def _backend(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Give the runner a backend that uses the recipe's tiles for the shapes it names."""
+    """Give the runner a backend that uses the step's tiles for the shapes they are for."""
     table = {}
     for entry in step.options["matmul"]:
         tile = TileConfig(**entry["tile"])
@@ -152,6 +152,7 @@ def _size(model: Module) -> int:
 
 
 def _prune(runner: Runner, step: Step, _: Recipe) -> Runner:
+    """Set the smallest weights to zero, to the step's sparsity, and retrain the model with them held at zero."""
     pruned: Any = prune(runner.model, step.options["sparsity"], step.options["scope"])
     retrain(pruned, runner.event, step.options["epochs"], step.options["seed"], pruned.pruning.apply)
     return replace(runner, model=pruned.eval())

@@ -54,7 +54,7 @@ _ROW_FIELDS |= {"id": lambda value: int(_figure(value) or 0), "rank": lambda val
 
 
 def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Send one request to a board's server, and return the parsed response."""
+    """Send one request to a board's server, a POST if there is a body, and return the parsed response."""
     token = token or os.environ.get("TILEWISE_TOKEN")
     if body is not None and not token:
         raise ConfigurationError("a server's board needs your team's token: --token, or TILEWISE_TOKEN")
@@ -77,6 +77,7 @@ def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | N
 
 
 def _parse_answer(content: bytes, url: str) -> dict[str, Any]:
+    """Parse a board's response, which must be a JSON object; raise `FileFormatError` otherwise."""
     try:
         facts = json.loads(content)
     except (ValueError, RecursionError):

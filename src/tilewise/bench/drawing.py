@@ -58,7 +58,7 @@ def _bilinear(images: Array, rows: Array, columns: Array) -> Array:
 
 
 def spliced_prompts(text: Array, length: int, rng: np.random.Generator, count: int) -> Array:
-    """Return prompts (count, length), each from two or three pieces of the text with some characters replaced."""
+    """Draw prompts (count, length) of token ids, each from two or three pieces of the text with some replaced."""
     prompts = np.empty((count, length), np.int64)
     for prompt in prompts:
         cuts = np.sort(rng.choice(np.arange(length // 4, length), int(rng.integers(1, 3)), replace=False))

@@ -53,7 +53,7 @@ class Event:
             raise ConfigurationError(f"{self.name} scores a file of predictions; it has no model to time")
 
     def public_inputs(self) -> Array:
-        """Return every held-out image, or sixteen prompts spread evenly over the held-out text."""
+        """Return the inputs that everybody has: every held-out image, or 16 prompts spread over the held-out text."""
         if self.kind == "images":
             images: Array = _images(self.model_name).x_test
             return images
@@ -71,7 +71,7 @@ class Event:
         return images.x_train, images.y_train
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """Draw new inputs: transformed digits, or spliced prompts (see drawing.py)."""
+        """Draw `count` new inputs: transformed digits, or spliced prompts (see drawing.py)."""
         if self.kind == "images":
             return self.draw_labelled(rng, count, held_out=True)[0]
         corpus = data.text()

@@ -47,7 +47,7 @@ class Ceilings:
 
 
 def measure_ceilings(attempts: int) -> Ceilings:
-    """Measure the ceilings several times briefly and keep the best: at some moment nothing else runs."""
+    """Measure the machine's peak speeds several times briefly and keep the best: at some moment nothing else runs."""
     best = Ceilings(0.0, 0.0)
     for _ in range(attempts):
         best = best.at_least(Ceilings.of(measure_machine([_NEAR_BYTES], seconds=1e-3, threads=[1])))
@@ -62,7 +62,7 @@ def ceilings() -> Ceilings:
 
 
 def least_seconds(entry: Runner, threads: int = 1, machine: Ceilings | None = None) -> float:
-    """Return a lower bound on the seconds of one call of `entry`."""
+    """Return a lower bound on the seconds of one call, from its arithmetic and bytes and the machine's peaks."""
     machine = machine or ceilings()
     operations, bytes_read = 0.0, 0.0
     for array in _multiplied_arrays(entry):
@@ -87,7 +87,7 @@ def least_plugin_seconds(shipped: Runner, threads: int = 1, machine: Ceilings | 
 
 
 def _multiplied_arrays(entry: Runner) -> Iterator[Array]:
-    """Yield the stored arrays whose elements take part in products."""
+    """Yield the stored weights of an entry that take part in matrix products."""
     for name, array in entry.stored_arrays().items():
         if not any(part in name for part in _NOT_MULTIPLIED) and array.dtype.kind in "fi":
             yield array

@@ -101,7 +101,7 @@ def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_lo
 
 
 def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: bool) -> float:
-    """Time calls of the baseline and its bare products interleaved, and return the ratio of the quickest of each."""
+    """Time calls of the baseline and its bare products interleaved; return the ratio of the quickest of each."""
     products = _products(event, baseline)
     passes = event.new_tokens if event.kind == "text" else 1
     calls, bare = [], []
@@ -114,7 +114,7 @@ def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: 
 
 
 def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
-    """Return the wall-clock nanoseconds of a call, less its wait for a core, and its CPU nanoseconds."""
+    """Time one call; return wall-clock ns, less its wait for a core, and CPU ns."""
     waited, own = waiting_ns("thread-self"), time.thread_time_ns()
     cpu, wall = time.process_time_ns(), _timer_clock()()
     run()
@@ -133,7 +133,7 @@ def waiting_ns(process: int | str) -> int:
 
 
 def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
-    """Return one function per matrix product of a call; for text, of a pass over the average length."""
+    """Return one function per matrix product of a call, for the baseline's bare arithmetic."""
     rng = np.random.default_rng(0)
     shapes = _text_shapes(event, baseline) if event.kind == "text" else _image_shapes(event, baseline)
     pairs = [(rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)) for m, n, k in shapes]
@@ -155,6 +155,7 @@ def _image_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
 
 
 def _text_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
+    """List (m, n, k) of each matrix product in a GPT's forward pass, at the mean sequence length of the event."""
     assert isinstance(baseline.model, GPT)
     length, width = event.prompt_tokens + event.new_tokens // 2, baseline.model.token_embedding.weight.shape[1]
     block = [(length, n, k) for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))]

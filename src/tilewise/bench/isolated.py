@@ -20,7 +20,7 @@ from tilewise.errors import Rejected, TilewiseError
 
 
 def carry_out(request: dict[str, Any]) -> dict[str, Any]:
-    """Perform one request of the parent process and return its result."""
+    """Perform one request of the parent process, such as scoring a recipe, and return its result as JSON data."""
     tilewise.set_num_threads(int(request["threads"]))
     folder = Path(request["folder"]) if request.get("folder") else None
     recipe = parse_recipe(request["recipe"], folder)
@@ -34,6 +34,7 @@ def carry_out(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Carry out the request on standard input, and print its result or error as JSON; runs in a child process."""
     die_with_parent()
     request = json.loads(sys.stdin.buffer.read())
     try:

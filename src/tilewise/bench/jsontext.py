@@ -82,6 +82,7 @@ def _outside(pieces: list[bytes]) -> Iterator[bytes]:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dict from the pairs of a JSON object; reject the text if a key occurs twice."""
     table = dict(pairs)
     if len(table) != len(pairs):
         raise Rejected("schema", "a key stands twice in one object of this JSON")

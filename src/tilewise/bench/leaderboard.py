@@ -91,6 +91,7 @@ class LocalLeaderboard:
 
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
+    """Turn a stored entry into the row of a leaderboard: id, team, name, score and gains."""
     result = entry["result"]
     if not all(isinstance(result.get(name), int | float) for name in ("score", *_GAINS)):
         raise FileFormatError(f"entry {entry['id']} of this leaderboard has no score.")

@@ -70,13 +70,14 @@ class Benchmark:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON-compatible data."""
+        """Return the figures as JSON data."""
         facts = {name: getattr(self, name) for name in ("event", "throughput", "memory_bytes", "file_bytes", "dtypes")}
         facts |= {"accuracy": self.accuracy, "training_step_s": self.training_step_s, "notes": self.notes}
         return facts | {"latency_s": _latency_data(self.latency)}
 
 
 def _latency_data(latency: Measurement) -> dict[str, Any]:
+    """Turn a latency measurement into JSON data: percentiles in seconds, the median's interval, reasons of noise."""
     interval = latency.intervals["p50"]
     figures = {name: getattr(latency, name) for name in ("p50", "p95", "p99")}
     return figures | {"interval": [interval.low, interval.high], "reasons": latency.reasons}
@@ -181,7 +182,7 @@ def _named_model(name: str) -> Event | Module:
 
 
 def _accepts_inputs(model: Module, event: Event) -> bool:
-    """Return whether a model answers the inputs of an event."""
+    """Tell whether a model can answer the inputs of an event."""
     if event.kind == "text":
         return isinstance(model, models.pretrained("gpt").__class__)
     try:
@@ -192,7 +193,7 @@ def _accepts_inputs(model: Module, event: Event) -> bool:
 
 
 def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
-    """Return a function that runs the next of `inputs` at each call, and its latest answers by input number."""
+    """Return a function that answers the next of `inputs` at each call, and its latest answers by input number."""
     answers: dict[int, Array] = {}
     turn = itertools.cycle(enumerate(inputs))
     call = runner.call
@@ -208,7 +209,7 @@ def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], d
 
 
 def accuracy(runner: Runner) -> float | None:
-    """Return the share of public images classified correctly; texts are compared by token (validation.py)."""
+    """Return the share of public images that are classified correctly; None for text."""
     if runner.event.kind != "images":
         return None
     return float((runner.answer(runner.event.public_inputs()).argmax(1) == runner.event.public_labels()).mean())
@@ -368,7 +369,7 @@ class Together:
     answers: Mapping[str, dict[int, Array]]
 
     def speedup(self, name: str) -> Speedup:
-        """Return how much faster and smaller a model is than the first one that was timed."""
+        """Return how much faster and smaller the model `name` is than the first one that was timed."""
         first = next(iter(self.benchmarks))
         relative_time = self.comparison.ratios[name]
         interval = relative_time.interval
@@ -427,7 +428,7 @@ def measure_together(
 
 
 def _steady(compare: Callable[[], Comparison]) -> Comparison:
-    """Run a comparison; repeat it once if the clock frequency changed during it. One without end is noise."""
+    """Run a comparison, and once more if the clock frequency changed; raise TooNoisy at its time limit."""
     try:
         comparison = compare()
         return compare() if any(reason.startswith("frequency") for reason in comparison.reasons) else comparison

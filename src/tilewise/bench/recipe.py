@@ -120,6 +120,7 @@ _CLAIMS = {"score", "speedup", "latency", "accuracy", "memory", "size", "p50", "
 
 
 def _unknown_key(key: str, body: str) -> str:
+    """Say why a recipe may not have this key; `body` names the field that holds its steps or plugin."""
     if key.lower() in _CLAIMS:
         return f"a recipe brings no figures of its own, and this one states {key[:40]!r}: the harness measures them"
     return f"a recipe has no field {key[:40]!r}; it has tilewise, event, name and {body}"
@@ -163,6 +164,7 @@ _MOST_MARKS = 3  # accents on one letter
 
 
 def _text(value: Any, what: str, most: int = 80) -> str:
+    """Return the value if it is printable text of at most `most` characters; reject the recipe otherwise."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise Rejected("schema", f"{what} must be a text of at most {most} printable characters")
     if any(all(map(unicodedata.combining, value[at : at + _MOST_MARKS + 1])) for at in range(len(value) - _MOST_MARKS)):
@@ -193,6 +195,7 @@ def _whole_number(low: int, high: int) -> Check:
 
 
 def _share(value: Any, what: str) -> float:
+    """Return the value as a float if it is in [0, 1); reject the recipe otherwise."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1
     if not good:
         raise Rejected("schema", f"{what} must be a number from 0 up to, but not including, 1")
@@ -200,12 +203,14 @@ def _share(value: Any, what: str) -> float:
 
 
 def _yes_or_no(value: Any, what: str) -> bool:
+    """Return the value if it is a bool; reject the recipe otherwise."""
     if not isinstance(value, bool):
         raise Rejected("schema", f"{what} must be true or false")
     return value
 
 
 def _names(value: Any, what: str) -> tuple[str, ...]:
+    """Return a list of at most 32 short texts as a tuple; reject the recipe otherwise."""
     if not isinstance(value, list | tuple) or len(value) > 32:
         raise Rejected("schema", f"{what} must be a list of at most 32 names")
     return tuple(_text(item, what) for item in value)
@@ -216,7 +221,7 @@ def _file(value: Any, what: str) -> str:
 
 
 def _tiles(value: Any, what: str) -> tuple[dict[str, Any], ...]:
-    """Check a list of tiles by shape: [{"shape": [m, n, k], "layout": "nt", "tile": {...}}]."""
+    """Check a list of tiles, each {"shape": [m, n, k], "layout": "nt", "tile": {...}}, and return it as a tuple."""
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= 64:
         raise Rejected("schema", f"{what} must be a list of 1 to 64 tiles")
     return tuple(_tile(entry, f"{what}, number {at}") for at, entry in enumerate(value, 1))
@@ -226,7 +231,7 @@ _TILE_SIZES = ("mr", "nr", "mc", "nc", "kc", "threads_m", "threads_n")
 
 
 def _tile(entry: Any, what: str) -> dict[str, Any]:
-    """Check one tile of a recipe: the shape and layout it is for, and its sizes."""
+    """Check one such tile: the shape and layout it is for, and its sizes."""
     if not isinstance(entry, Mapping) or entry.keys() != {"shape", "layout", "tile"}:
         raise Rejected("schema", f"{what}, has a shape, a layout and a tile")
     shape, tile = entry["shape"], entry["tile"]
@@ -274,7 +279,7 @@ _FOR_IMAGES, _FOR_TEXT = {"shrink", "prune"}, {"kv_cache"}
 
 
 def _step(entry: Any, at: int) -> Step:
-    """Check one step of a recipe and fill in its defaults."""
+    """Parse one step of a recipe and fill in its defaults; `at` is its number, for messages."""
     where = f"step {at}"
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), str) or entry["step"] not in _STEPS:
         raise Rejected("schema", f'{where} needs "step": one of {", ".join(_STEPS)}')
@@ -315,6 +320,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option_text(value: Any) -> str:
+    """Write an option's value for a one-line summary; of a list, only its length."""
     if isinstance(value, list | tuple):
         return f"of {len(value)}"
     return str(value).lower() if isinstance(value, bool) else str(value)

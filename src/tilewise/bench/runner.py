@@ -124,6 +124,7 @@ def _with_prefix(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, A
 
 
 def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tuple[str, Array]]:
+    """Yield (name, array) of every weight and constant of a quantized model; names start with `prefix`."""
     from tilewise.quantize.files import model_arrays
 
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
@@ -143,12 +144,14 @@ def _node_constants(step: Any) -> dict[str, Array]:
 
 
 def _quantized_linear_arrays(layer: QuantizedLinear) -> dict[str, Array]:
+    """Return the int8 weights, the scales and the bias (if any) of a quantized linear layer."""
     q = layer.kernel.weights()[:, 0, 0]
     arrays = {"q": check_int8(q, "a quantized linear layer"), "scale": layer.weight_scale}
     return arrays if layer.float_bias is None else arrays | {"bias": layer.float_bias}
 
 
 def _sparse_arrays(layer: SparseLinear) -> dict[str, Array]:
+    """Return a sparse layer's weights as a bit mask and the nonzero values, with the bias if it has one."""
     dense = layer.to_dense()
     weight = dense.weight.data
     arrays = {"mask": np.packbits(weight != 0), "values": weight[weight != 0]}

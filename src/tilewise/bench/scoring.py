@@ -184,7 +184,7 @@ def check_timed_answers(together: Together, entry: Runner, reference: Runner, na
 
 
 def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
-    """Return the figures of the entry after one step: latency, memory, size, and the score so far."""
+    """Return the figures after one step of a recipe: latency, memory, size, and the score so far."""
     figures = together.benchmarks[name]
     facts: dict[str, Any] = {"label": label, "latency_s": figures.latency.p50, "accuracy": figures.accuracy}
     facts |= {"memory_bytes": figures.memory_bytes, "file_bytes": figures.file_bytes}
@@ -248,7 +248,7 @@ _RUNS = 24  # twelve blocks; eight is the least with which a signed-rank test ca
 
 
 def duel(challenger: Recipe, record: Recipe, settings: Settings) -> dict[str, Any]:
-    """Time both interleaved; return whether the challenger's score is higher at p < 0.01, that p, and the factor."""
+    """Score two entries interleaved; return whether the challenger wins at p < 0.01, that p, and the factor."""
     runs = max(settings.runs or challenger.event.runs, _RUNS)
     most = max(settings.most_runs or 4 * runs, runs)
     runners = {"record": build(record), "challenger": build(challenger)}

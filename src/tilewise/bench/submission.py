@@ -153,7 +153,7 @@ def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) ->
 
 
 def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
-    """Encode a recipe as a request to the measuring process."""
+    """Encode a task, a recipe and settings as a JSON request for the measuring process."""
     folder = None if recipe.folder is None else str(recipe.folder.resolve())
     request: dict[str, Any] = {"task": task, "recipe": recipe.as_dict(), "settings": asdict(settings)}
     return request | {"threads": threads, "folder": folder}
@@ -185,6 +185,7 @@ def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float
 
 
 def _error(answer: Mapping[str, Any]) -> TilewiseError:
+    """Turn the error that a child process reported as JSON back into an exception."""
     if answer["error"] == "Rejected":
         return Rejected(answer["code"], answer["message"])
     return TooNoisy(answer["message"]) if answer["error"] == "TooNoisy" else TilewiseError(answer["message"])

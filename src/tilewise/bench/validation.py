@@ -181,7 +181,7 @@ def _validate_text(
 
 
 def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
-    """Reject a token that is not the reference's; return the number of prompts that differ at near ties only."""
+    """Reject tokens (count, length) that are not the reference's; return how many prompts differ at near ties only."""
     event = reference.event
     expected_shape = (len(prompts), event.new_tokens)
     if not isinstance(answers, np.ndarray) or answers.shape != expected_shape or answers.dtype.kind not in "iu":

@@ -107,7 +107,7 @@ def _treat_sigterm_as_interrupt() -> None:
 
 @functools.cache
 def command_line(only: str = "") -> Any:
-    """Build the tree of all commands, sorted as `tilewise --help` lists them, or of a single one."""
+    """Build the tree of all commands, sorted as `tilewise --help` lists them, or only of the command `only`."""
     application = _new_application() if only else app
     if not application.registered_commands:
         commands.register(application, only)
@@ -137,7 +137,7 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _describe_usage_error(error: Any) -> str:
-    """Format a usage error with a hint at the command's help."""
+    """Format a usage error as one sentence with a hint at the command's help."""
     complaint, context = str(error.format_message()).strip().rstrip("."), getattr(error, "ctx", None)
     where = f"`{context.command_path} --help`" if context is not None else "`tilewise --help`"
     hint = f"{where} lists what there is."
@@ -145,6 +145,7 @@ def _describe_usage_error(error: Any) -> str:
 
 
 def _exit_with_message(sentence: str, code: int) -> None:
+    """Print the sentence, unless it is empty, on standard error, and exit with the code."""
     if sentence:
         typer.echo(f"tilewise: {sentence}", err=True)
     sys.exit(code)

@@ -83,7 +83,7 @@ def _log_every_twentieth(done: int, total: int | None, text: str) -> None:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    """Print the report as a table of families and a summary."""
+    """Print a calibration's report: a table of kernel families and a summary."""
     headings = ("kernels", "threads", "tuned", "replaced", "default", "chosen", "worst", "best")
     counts, ratios = ("family", "threads", "kernels", "replaced"), ("speedup", "worst", "best")
     rows = [
@@ -108,7 +108,7 @@ def _print(report: Mapping[str, Any]) -> None:
 
 
 def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
-    """Print what is stored for this machine, or delete it."""
+    """Print the calibration that is stored for this machine, or delete it."""
     from tilewise.errors import UnavailableError
     from tilewise.tune.choose.cache import ChoiceFile, cache_folder
     from tilewise.tune.choose.calibrate import forget

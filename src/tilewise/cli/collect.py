@@ -244,6 +244,7 @@ def embed(
 
 
 def _report_collection(collection: Collection, target: Path, as_json: bool) -> None:
+    """Print how many kernels and measured configurations were written to `target`."""
     kernels = {split: len(members) for split, members in collection.splits.items()}
     pairs = sum(m.kernel.n_configs for members in collection.splits.values() for m in members)
     splits = ", ".join(f"{count} {split}" for split, count in kernels.items())

@@ -65,7 +65,7 @@ def register(app: typer.Typer, only: str = "") -> None:
 
 
 def _prepare(app: typer.Typer) -> None:
-    """Prepare every command of an application, and of the groups in it."""
+    """Wrap every command of an application, and of the groups in it, with the checks of `prepared`."""
     for command in app.registered_commands:
         if command.callback is not None and not hasattr(command.callback, "is_prepared"):
             command.callback = prepared(command.callback)
@@ -76,7 +76,7 @@ def _prepare(app: typer.Typer) -> None:
 
 
 def arrange(tree: Any) -> None:
-    """Sort the top-level commands as in HEADINGS; commands of unknown add-ons follow under their own headings."""
+    """Sort the top-level commands by HEADINGS; unknown add-ons' commands follow under their own headings."""
     headings = {name: heading for heading, names in HEADINGS.items() for name in names}
     for name in headings.keys() & tree.commands.keys():
         tree.commands[name].rich_help_panel = headings[name]
@@ -105,7 +105,7 @@ class Sections(TyperGroup):
         return command
 
     def _command_at(self, ctx: Any, names: tuple[str, ...]) -> Any:
-        """Return a command inside of groups."""
+        """Return the command at a path of group names and its own name; None if there is none."""
         command: Any = self
         for name in names:
             command = command.get_command(ctx, name)

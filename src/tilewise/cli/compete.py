@@ -83,6 +83,7 @@ def validate(
 
 
 def _submission(event: str, entry: str, team: str, threads: int, settings: Settings) -> CompetitionSubmission:
+    """Make the submission of an entry (the name or file that the user typed) to an event."""
     from tilewise.bench import CompetitionSubmission
 
     return CompetitionSubmission(event, load_entry(event, entry), team, threads=threads, settings=settings)

@@ -23,6 +23,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 
 
 def _set_threads(value: int | None) -> int | None:
+    """Set the number of threads if `--threads` was typed; the option's callback."""
     if value is not None:
         from tilewise import set_num_threads
 
@@ -136,7 +137,7 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete_declaration(parameter: inspect.Parameter) -> None:
-    """Add to an option or argument what its type implies: a check of numbers, a placeholder such as <number>."""
+    """Add to a parameter what its type implies: a check of numbers, and a placeholder such as <number>."""
     notes = getattr(parameter.annotation, "__metadata__", ())
     declared = next((note for note in notes if isinstance(note, typer.models.ParameterInfo)), None)
     if declared is None:
@@ -182,7 +183,7 @@ def answer(as_json: bool, facts: Any, *lines: str, notes: Iterable[str] = ()) ->
 
 
 def _plain(value: Any) -> Any:
-    """Convert a record, a path or a NumPy number to what JSON has."""
+    """Convert a dataclass, path or NumPy number to JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return str(value) if isinstance(value, Path) else float(value)

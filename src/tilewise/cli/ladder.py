@@ -83,7 +83,7 @@ def ladder(
 
 
 def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
-    """Return the median time of the calls that fit the budget: at least three, or one if a single call exceeds it."""
+    """Return the median seconds of the calls that fit the budget: at least three, or one that exceeds it alone."""
     times: list[float] = []
     begin = time.perf_counter()
     while True:
@@ -96,7 +96,7 @@ def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
 
 
 def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int) -> None:
-    """Print the rungs with their speed-ups, and the measured ceilings."""
+    """Print the rungs in GFLOP/s with their speed-ups, and the measured peaks by number of threads."""
     first = rates[0][1]
     befores = [first, *(rate for _, rate in rates)]
     rows = [
@@ -110,7 +110,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
 
 
 def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int, out: Path) -> None:
-    """Draw the rungs as bars on a logarithmic scale, and the ceilings as lines."""
+    """Draw the rungs' GFLOP/s as bars on a logarithmic scale, and the measured peaks as lines."""
     from tilewise.cli.pictures import BLUE, GREY, RED, picture
 
     with picture(out) as axes:

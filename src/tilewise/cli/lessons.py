@@ -83,7 +83,7 @@ def check(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the exercise that is being checked, on a terminal."""
+    """Yield a function that shows, on a terminal, which exercise is being checked."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -175,6 +175,7 @@ def lab(
 
 
 def _number(value: str, text: str) -> float:
+    """Parse a number of a `NAME=VALUE` option; `text` is the whole option, for the error message."""
     try:
         return float(value)
     except ValueError:
@@ -182,7 +183,7 @@ def _number(value: str, text: str) -> float:
 
 
 def _print_lab(work: Any) -> None:
-    """Print the questions of the current attempt, and the grades of the measured ones."""
+    """Print the questions of the lab's current attempt, and the grades of the measured ones."""
     print(work)
     result = work.grade()
     for question in result.questions:

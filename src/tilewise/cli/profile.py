@@ -109,6 +109,7 @@ def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[s
 
 
 def _profile_script(script: Path, arguments: list[str]) -> tuple[ProfilerContext, dict[str, Any]]:
+    """Run a Python script under the profiler; return the profile and the report's title, note and exit code."""
     from tilewise.profile import ProfilerContext
     from tilewise.profile.targets import run_script
 
@@ -118,7 +119,7 @@ def _profile_script(script: Path, arguments: list[str]) -> tuple[ProfilerContext
 
 
 def _print(profiler: ProfilerContext, extra: dict[str, Any], as_json: bool) -> None:
-    """Print the profile as JSON or as text."""
+    """Print the profile as JSON, with the facts in `extra`, or as text."""
     timing, memory = extra.get("timing"), extra.get("memory")
     if as_json:
         data = profiler.get_results().as_dict() | {"title": extra["title"], "note": extra.get("note", "")}

@@ -73,7 +73,7 @@ def run(
 
 
 def _network(name: str, seed: int) -> Network:
-    """Load a network from a file; one of the zoo is exported to ONNX and loaded from there."""
+    """Load a network from a file, or by a zoo name: that one is exported to ONNX and loaded from there."""
     import tempfile
 
     from tilewise import onnx
@@ -110,6 +110,7 @@ def _compile_plan(network: Network, inputs: list[Any]) -> Any:
 
 
 def _quantize_network(network: Network, inputs: list[Any]) -> Any:
+    """Quantize a network: statically if it has one float input, else dynamically, which needs one output."""
     from tilewise.errors import ConfigurationError
     from tilewise.quantize import quantize, quantize_dynamic
 
@@ -134,7 +135,7 @@ def _summary(value: Any) -> dict[str, Any]:
 
 
 def _reason_for_float(cost: dict[str, Any], max_error: float = 0.01) -> str:
-    """Return why the float network is used instead of the INT8 one, or "" if INT8 is used.
+    """Say why the float network is used instead of the INT8 one; "" if INT8 is used.
 
     `max_error` is a share of the largest result, the default of quantize().
     """
@@ -159,6 +160,7 @@ def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results:
 
 
 def _write_results(results: dict[str, Any], path: Path) -> None:
+    """Write the network's results to an npz file, one array per output name."""
     import numpy as np
 
     from tilewise._atomic import atomic_writer
@@ -168,7 +170,7 @@ def _write_results(results: dict[str, Any], path: Path) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    """Format the facts about a run as lines of text."""
+    """Format the facts about a run as lines of text for the terminal."""
     lines = [f"{facts['model']} (version {facts['opset']} of the operations)"]
     lines += [f"  in   {name} {tuple(shape)}" for name, shape in facts["inputs"].items()]
     for name, value in facts["outputs"].items():

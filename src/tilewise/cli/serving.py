@@ -21,7 +21,7 @@ def write_serving_files(
     batch_sizes: str | None,
     out: Path,
 ) -> dict[str, Any]:
-    """Write one file per shape and return their paths, with the device's record that the choices are based on."""
+    """Write one of vLLM's tuned files per shape; return their paths and which device record was used."""
     from tilewise.gpu.serving import ELEMENT_BYTES, TOKENS, ServingShape, device_named, write_file
 
     name = device_name or _this_gpu()
@@ -48,6 +48,7 @@ def write_serving_files(
 
 
 def _parse_tokens(text: str) -> list[int]:
+    """Parse a comma-separated list of positive numbers; return them sorted, each once."""
     counts = [int(word) if re.fullmatch(r" *\d{1,7} *", word) else 0 for word in text.split(",")]
     if not all(counts):
         raise ConfigurationError(f"--batch-sizes is a list of numbers of tokens, such as 1,16,256, not {text!r}.")

@@ -54,7 +54,7 @@ def tour(
 
 
 def _print(console: object, number: int, stop: Stop) -> None:
-    """Print a stop: its title, its sentences and its tables."""
+    """Print one stop of the tour: its title, sentences and tables."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text

@@ -128,6 +128,7 @@ def tune(
 
 
 def _family_names_of(device: str) -> list[str]:
+    """List the kernel families that can be tuned on "cpu" or on the GPU."""
     if device == "cpu":
         from tilewise.tune.families.cpu.family import family_names
     else:
@@ -136,7 +137,7 @@ def _family_names_of(device: str) -> list[str]:
 
 
 def _check_spelling(what: str, device: str) -> None:
-    """Raise an error for a word that is neither a model nor a file, but almost the name of a family."""
+    """Raise an error if `what` is no model and no file but nearly the name of a kernel family."""
     import difflib
 
     from tilewise.errors import ConfigurationError
@@ -176,7 +177,7 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
 
 
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
-    """Return a configuration as Python code takes it: a native tile, or the fields of another kernel as text."""
+    """Return a configuration as Python code takes it: a native tile object, or another kernel's fields as text."""
     from tilewise.store.problem import Config
     from tilewise.tune.families.cpu.family import tile_for
 
@@ -198,6 +199,7 @@ def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
 
 
 def _as_dict(tuned: Tuned) -> dict[str, Any]:
+    """Turn a tuning result into JSON data, its tile written as fields."""
     tile = _tile(tuned.problem.family, tuned.config)
     return {
         **asdict(replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
@@ -208,6 +210,7 @@ def _as_dict(tuned: Tuned) -> dict[str, Any]:
 
 
 def _describe_result(tuned: Tuned) -> list[str]:
+    """Describe a tuning result in lines: the tile, its runtime beside the default's, and the choice's source."""
     lines = [str(_tile(tuned.problem.family, tuned.config))]
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
@@ -226,7 +229,7 @@ def _ratio(tuned: Tuned) -> str:
 
 
 def _describe_source(tuned: Tuned) -> str:
-    """Describe where the choice comes from."""
+    """Say where a tile comes from: measured now, stored earlier, or predicted."""
     if tuned.source == "measured":
         again = "; those within noise of the fastest were timed again before one was chosen"
         claim = "; within 5 % of the fastest (calibrated)" * bool(tuned.within5)
@@ -236,7 +239,7 @@ def _describe_source(tuned: Tuned) -> str:
 
 
 def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
-    """Describe which processes use the choice from now on."""
+    """Say which processes use the tuned tile from now on."""
     if tuned.source == "default" and tuned.runtime_ns is None:
         return "nothing is stored, and the default stays in use"
     if tuned.config == tuner.device.default(tuned.problem):
@@ -284,6 +287,7 @@ def _tune_model(name: str, tuner: Tuner, sizes: dict[str, Any], as_json: bool) -
 
 
 def _describe_kept_tiles(result: TunedModel) -> str:
+    """Say how many of the faster tiles are stored, and why not all of them."""
     faster, kept_count = len(result.useful) + len(result.dropped), len(result.useful)
     if not faster:
         return "nothing is kept: the default tiles are the fastest that were found"

@@ -82,7 +82,7 @@ class Analytical:
 
 
 def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Estimate the cycles of the busiest multiprocessor for each configuration."""
+    """Estimate, for each configuration, the cycles of the multiprocessor that has the most blocks to run: (C,)."""
     config = kernel.config_feat.astype(np.float64)
     features = 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), config)
     programs, resident, per_thread, steps = features[[0, 4, 5, 6]]
@@ -114,7 +114,7 @@ def _cpu_columns(schema: Schema) -> list[int]:
 
 
 def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Estimate one thread's multiply-adds, slower with a small register tile, plus the cost of packing."""
+    """Estimate each configuration's work per thread, (C,): multiply-adds, more for small register tiles; packing."""
     # m, n and k of the product, from the shapes of the root and of the first operand.
     rows, cols, pack_a, pack_b, threads_m, threads_n = kernel.config_feat[:, columns].astype(np.float64).T
     sizes = kernel_sizes(kernel)

@@ -96,7 +96,7 @@ def _check_names(models: Sequence[str]) -> None:
 
 
 def _load_or_train(data: Dataset, collection: str, model: str, folder: Path, **settings: Any) -> Model:
-    """Load a model file or a shipped model; train any other in `folder`."""
+    """Load a model from a file or a shipped one; train any other in `folder`."""
     file = _model_file(collection, model)
     if file is not None:
         return load_scorer(file)
@@ -109,7 +109,7 @@ def _load_or_train(data: Dataset, collection: str, model: str, folder: Path, **s
 
 
 def _model_file(collection: str, model: str) -> Path | None:
-    """Return the file of a model; None if it has to be trained."""
+    """Return the file of a model that exists already; None if the name is one to train."""
     if model == SHIPPED:
         return shipped_file(collection)
     path = Path(model).expanduser()
@@ -167,7 +167,7 @@ def read_board(path: Path) -> list[BoardRow]:
 
 
 def _is_row(row: Any) -> bool:
-    """Check the names and types of a row from a file."""
+    """Tell whether a row of a file has the names and types of a `BoardRow`."""
     texts = ("collection", "model", "split", "key")
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in texts):
         return False
@@ -198,7 +198,7 @@ def _mean(row: BoardRow, metric: str) -> float:
 
 
 def _cell(row: BoardRow, metric: str) -> str:
-    """Format a metric with its interval in per cent; empty if it is undefined."""
+    """Format a metric (a fraction) in per cent with its interval; empty if it is undefined."""
     values = row["metrics"].get(metric, {})
     if not all(isinstance(values.get(name), int | float) for name in ("mean", "low", "high")):
         return ""

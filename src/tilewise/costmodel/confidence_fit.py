@@ -19,7 +19,7 @@ _NEWTON_STEPS = 50
 
 
 def calibrate(model: Any, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
-    """Fit the calibration that is stored with a model; None if there are too few kernels."""
+    """Fit the calibration of a model's confidence on held-out kernels; None if there are too few."""
     from tilewise.costmodel.metrics import top_k_error
 
     labelled = [kernel for kernel in kernels if kernel.labelled]
@@ -50,7 +50,7 @@ def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArr
 
 
 def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[float]:
-    """Fit level and slope by Newton's method, with a weak ridge and half a success and half a failure added."""
+    """Fit P(y) = sigmoid(level + slope * x) by Newton's method; one success and one failure, half each, are added."""
     # The added half success and half failure keep the fit finite if all kernels agree.
     x = np.concatenate([x, [x.mean(), x.mean()]])
     design = np.stack([np.ones_like(x), x], axis=1)

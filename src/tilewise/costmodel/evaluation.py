@@ -83,14 +83,14 @@ def evaluate(
 
 
 def _model_row(name: str, model: Model, kernels: Split, seed: int) -> EvaluationRow:
-    """Score all kernels with a model and summarize its metrics."""
+    """Score all kernels of a split with a model and summarize its metrics with intervals."""
     metrics = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
     columns = {metric: np.array([row[metric] for row in metrics]) for metric in metrics[0]}
     return _row(name, columns, kernels.programs, seed)
 
 
 def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> EvaluationRow:
-    """Summarize metrics of kernels, overall and by program."""
+    """Summarize each metric's values, one per kernel, overall and by program."""
     kernel_program = np.array(programs)
     columns = columns | {"tile_score": 1.0 - columns["top5"]}
     by_program = {

@@ -43,7 +43,7 @@ class PairCounts:
 
 
 def count_pairs(target: npt.ArrayLike, scores: npt.ArrayLike) -> PairCounts:
-    """Count all pairs exactly in O(n log n)."""
+    """Count concordant, discordant and tied pairs exactly in O(n log n)."""
     t, s = _checked(target, scores)
     t_rank, s_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (t, s))
     # Sort by target and, among equal targets, by score, so that ties contribute no inversion.
@@ -134,7 +134,7 @@ def noise_ceiling(targets: Sequence[Floats], noise: float, k: int, *, seed: int 
 
 
 def _checked(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Convert both to float64 and check their shapes."""
+    """Return both as float64 arrays; raise an error unless their shapes are the same, one-dimensional."""
     t, s = np.asarray(target, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if t.ndim != 1 or t.shape != s.shape or not len(t):
         raise ShapeError(f"Runtimes have shape {t.shape} and scores {s.shape}; give one of each per configuration.")

@@ -126,6 +126,7 @@ def _find_idx_file(folder: Path, stem: str) -> Path:
 
 
 def _images(path: Path) -> Images:
+    """Read an IDX file of images as float32 in [0, 1], of shape (N, 1, H, W)."""
     pixels = read_idx(path, dimensions=3)
     images: Images = pixels.astype(np.float32)[:, None]
     images /= np.float32(255)
@@ -133,6 +134,7 @@ def _images(path: Path) -> Images:
 
 
 def _labels(path: Path) -> Labels:
+    """Read an IDX file of labels as int64; a label above 9 is an error."""
     labels: npt.NDArray[Any] = read_idx(path, dimensions=1).astype(np.int64)
     if labels.size and int(labels.max()) > 9:
         raise FileFormatError(f"{path} has a label {int(labels.max())}; labels must be from 0 to 9")

@@ -46,6 +46,7 @@ class BatchLoader:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _order(self) -> Array:
+        """Return the order in which this epoch visits the samples; it depends on seed and epoch only."""
         if not self.shuffle:
             return np.arange(len(self.x))
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.x))
@@ -114,6 +115,7 @@ class TextLoader:
 
 
 def _checked_counter(state: Mapping[str, int], name: str) -> int:
+    """Read a counter of a stored loader state, an integer in [0, 2^63)."""
     value = int(state[name])
     if not 0 <= value < 1 << 63:
         raise ConfigurationError(f"{name} of a loader's state must be at least 0, not {value}")

@@ -47,6 +47,7 @@ class TensorBoardLog(Progress):
             raise UnavailableError("TensorBoard is not installed: pip install tensorboard") from None
 
     def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """Open the event file; `done` is the number of steps already trained."""
         self._step = done
         with convert_write_errors(self.folder):
             self._writer = self._writer_module.EventFileWriter(str(self.folder))
@@ -56,17 +57,20 @@ class TensorBoardLog(Progress):
         self._add("loss", loss)
 
     def epoch(self, epoch: Epoch) -> None:
+        """Write the epoch's training loss and score."""
         self._add("train_loss", epoch.train_loss)
         self._add("score", epoch.score)
         with convert_write_errors(self.folder):
             self._writer.flush()
 
     def finish(self) -> None:
+        """Close the event file if it was opened."""
         if self._writer is not None:
             with convert_write_errors(self.folder):
                 self._writer.close()
 
     def _add(self, tag: str, value: float) -> None:
+        """Write one scalar at the current step."""
         event = self._event_type(wall_time=time.time(), step=self._step)
         event.summary.value.add(tag=tag, simple_value=value)
         with convert_write_errors(self.folder):

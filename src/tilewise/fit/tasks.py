@@ -51,6 +51,7 @@ class ImageTask:
         self.steps_per_epoch, self.shift = len(self.loader), recipe.shift
 
     def batches(self) -> Iterator[Batch]:
+        """Yield the epoch's batches of images and labels, the images shifted at random by up to `shift` pixels."""
         for x, y in self.loader:
             rng = np.random.default_rng([self.loader.seed, self.loader.epoch, self.loader.batch])
             yield (random_shift(x, self.shift, rng) if self.shift else x), y
@@ -117,6 +118,7 @@ class TextTask:
         self.in_epoch = 0
 
     def batches(self) -> Iterator[Batch]:
+        """Yield the batches left of this epoch, each of token ids and the ids that follow them."""
         while self.in_epoch < self.steps_per_epoch:
             self.in_epoch += 1
             yield self.loader.next()

@@ -260,6 +260,7 @@ def _check_size(name: str, value: int) -> None:
 
 
 def _check_integer(value: Any, name: str) -> None:
+    """Raise `ConfigurationError` unless the value is an integer; `name` is the argument's."""
     if not is_integer(value):
         written = repr(value) if np.ndim(value) == 0 else f"an array of shape {np.shape(value)}"
         raise ConfigurationError(f"{name} must be an integer, not {written}")

@@ -175,7 +175,7 @@ class Session:
 
     @functools.cached_property
     def _state(self) -> tuple[Memory, ModelScores | None, ServiceClient | None]:
-        """The stored choices, the model and the service of this GPU."""
+        """Load, at first use, the stored choices, the cost model and the client of the service for this GPU."""
         (machine, version, collection), service = this_gpu(), None
         folder = Path(self.cache).expanduser() if self.cache is not None else cache_folder()
         file_name = re.sub(r"\W+", "-", f"{machine.kind}-{machine.identity}").strip("-").lower()
@@ -243,7 +243,7 @@ class Session:
     def _store(
         self, memory: Memory, service: ServiceClient | None, decision: Decision, times: Mapping[Config, float]
     ) -> None:
-        """Store measurements on disk and report them to the service.
+        """Store measurements (nanoseconds per configuration) on disk and report them to the service.
 
         A failure is only a message, because this process keeps the choice in memory anyway.
         """
@@ -286,7 +286,7 @@ class _Launches:
         self.times: dict[Config, float] = {}
 
     def measure(self, config: Config) -> TrialResult:
-        """Time one configuration."""
+        """Check and time one configuration of the kernel on the call's own arguments."""
         try:
             runtime_ns = self._time(self._launches[config])
         except ValueError:  # a mistake in the call, such as a meta-parameter that is passed twice
@@ -301,7 +301,7 @@ class _Launches:
         return TrialResult(runtime_ns, None)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Time configurations again; return the geometric mean of both times."""
+        """Time configurations again; return each one's geometric mean of both times in nanoseconds."""
         before = [self.times[config] for config in configs]
         again = [self.measure(config).runtime_ns for config in configs]
         return [None if b is None else math.sqrt(a * b) for a, b in zip(before, again, strict=True)]

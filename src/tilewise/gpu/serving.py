@@ -121,7 +121,7 @@ def candidates(shape: ServingShape, device: Device, default: Config) -> tuple[Co
 def _fitting(
     amd: bool, shared_bytes: int, element_bytes: tuple[float, float], block_scaled: bool, default: Config
 ) -> tuple[Config, ...]:
-    """List the configurations whose tiles fit into shared memory, by the facts that this depends on."""
+    """List the configurations of vLLM's search whose tiles fit into shared memory."""
     block_ks = (64, 128) if block_scaled else (64, 128, 256)
     configs: Sequence[Config] = search_list((32, 64, 128, 256), block_ks, default)
     if amd:
@@ -155,7 +155,7 @@ class ServingRanker:
         return self._times.predict(rows) - weight * self._winners.predict(rows)
 
     def choose(self, shape: ServingShape, tokens: int, device: Device) -> Config:
-        """Choose without measuring."""
+        """Return the configuration that is predicted fastest for this number of tokens."""
         default = default_config(tokens, shape.experts, shape.block_scaled)
         configs = candidates(shape, device, default)
         scores = Scores(UNCALIBRATED_GPU, self.scores(shape, tokens, device, configs))
@@ -163,7 +163,7 @@ class ServingRanker:
         return decide(Problem.of("serving", dtype=shape.dtype, **sizes), configs, scores).config
 
     def first_tiles(self, shape: ServingShape, tokens: int, device: Device, count: int = 5) -> list[Config]:
-        """Return the best configuration of each of the first `count` tiles."""
+        """Return the best configuration of each of the `count` best tiles."""
         configs = candidates(shape, device, default_config(tokens, shape.experts, shape.block_scaled))
         best: dict[tuple[int, ...], Config] = {}
         for index in np.argsort(self.scores(shape, tokens, device, configs), kind="stable"):
@@ -181,7 +181,7 @@ def shipped_serving_ranker() -> ServingRanker:
 
 
 def device_named(name: str) -> Device:
-    """Return the record of a device; the error for an unknown name lists the known ones."""
+    """Return the record of a device; raise `ConfigurationError`, listing the known names, if there is none."""
     device = find_device(name.replace("_", " "))
     if device is None:
         names = ", ".join(device.name for device in DEVICES)
@@ -190,7 +190,7 @@ def device_named(name: str) -> Device:
 
 
 def file_row(config: Config, shape: ServingShape, device: Device) -> dict[str, int]:
-    """Return a row of a tuned file. AMD's rows have settings that nearly all tuned files for AMD agree on."""
+    """Convert a configuration to a row of vLLM's tuned file; AMD's rows get the settings most tuned files agree on."""
     row = {_NAMES[name]: config.size(name) for name in _NAMES}
     if device.architecture.name.startswith("gfx"):
         row |= {"matrix_instr_nonkdim": 16, "kpack": 1} | ({"waves_per_eu": 0} if shape.experts else {})

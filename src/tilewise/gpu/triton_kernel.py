@@ -40,7 +40,7 @@ def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
 
 
 def key_values(key: Mapping[str, Any]) -> dict[str, Value]:
-    """Convert the values of a kernel's key to those of a problem."""
+    """Convert the values of an autotuning key to integers and short words, as problems have them."""
     return {
         re.sub(r"\W", "_", name): int(value) if isinstance(value, bool | int) else str(value)
         for name, value in key.items()
@@ -91,7 +91,7 @@ def _field(name: str) -> str:
 
 
 def this_gpu() -> tuple[Machine, str, str | None]:
-    """Return the GPU in use, Triton's version, and the collection whose model serves it."""
+    """Return the GPU in use, Triton's version, and the collection whose model ranks for it (None without a GPU)."""
     import torch
     import triton
 

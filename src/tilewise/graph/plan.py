@@ -145,6 +145,7 @@ class SelfPlan(Plan):
 
     @property
     def _module(self) -> Module:
+        """Return the module that this plan belongs to; the plan holds only a weak reference."""
         module = self._module_reference()
         assert module is not None, "only the module itself calls its plan"
         return module
@@ -197,6 +198,7 @@ class _Specialization:
         return guard, Lowering(match_patterns(traced), is_float=True)
 
     def _build(self, module: Module, guard: _TraceGuard, lowering: Lowering, weights: WeightCache) -> None:
+        """Split the graph into native and Python calls; raise `ConfigurationError` if results are not the module's."""
         self.calls, self.result = partition(lowering, weights), lowering.resolve(lowering.result)
         self._constants = lowering.constants
         if not guard.accepts(self.run, lowering.shapes[0][:1]):

@@ -92,6 +92,7 @@ def _copy_array(value: Any) -> Any:
 
 
 def main() -> None:
+    """Load a student's file in this child process and call its functions as the parent asks over the pipes."""
     path, name = sys.argv[1:3]
     channel = MessageChannel(os.dup(0), os.dup(1))
     with Path(os.devnull).open("rb") as nothing:

@@ -216,6 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
+    """Parse a dtype's name; only numbers and booleans are allowed."""
     dtype = np.dtype(str(name))
     if dtype.kind not in "biufc":
         raise ValueError("an array holds numbers")
@@ -227,6 +228,7 @@ def _text(value: Any) -> str:
 
 
 def _generator(state: dict[str, Any]) -> np.random.Generator:
+    """Rebuild a NumPy random generator from its state."""
     generator = np.random.default_rng(0)
     generator.bit_generator.state = state
     return generator

@@ -105,6 +105,7 @@ class ResNet8(Module):
         self.fc = Linear(64, classes, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, classes) of images (N, C, H, W)."""
         x = self.conv(x, activation="relu")
         logits: Tensor = self.fc(self.pool(self.block3(self.block2(self.block1(x)))))
         return logits

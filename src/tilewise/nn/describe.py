@@ -35,6 +35,7 @@ def tree(module: Module) -> str:
 
 
 def _add_children(module: Module, lead: str, rows: list[tuple[str, str, str]]) -> None:
+    """Append a row per child module, depth first, to `rows`: tree drawing, name and own parameters."""
     children = list(module.named_children())
     for name, child in children:
         last = child is children[-1][1]

@@ -109,6 +109,7 @@ class Conv2d(FusibleLayer):
         return len(self.padding) == 2 and self.dilation == (1, 1)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        """Run this convolution fused with a batch norm or activation behind it; return how many layers ran, too."""
         norm = layers[1] if len(layers) > 1 else None
         if isinstance(norm, BatchNorm2d) and not norm.training and not is_grad_enabled():
             activation = fusable_activation(layers[2:3])

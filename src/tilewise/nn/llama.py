@@ -154,6 +154,7 @@ class FeedForward(Module):
         self.down_proj = layer(f"{prefix}down_proj", config.hidden, config.width, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate, to tokens (B, T, C)."""
         up = self.up_proj(x)
         out: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * up if self.gated else self.activation(up))
         return out
@@ -171,6 +172,7 @@ class LlamaBlock(Module):
         self.mlp = FeedForward(config, layer, f"{prefix}mlp.")
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
+        """Apply attention and the feed-forward network with norms and residuals; updates `past_kv` in place."""
         attended = self.self_attn(self.norm1(x), past_kv, positions)
         x = x + (self.post_norm1(attended) if self.has_post_norms else attended)
         projected = self.mlp(self.norm2(x))

@@ -210,6 +210,7 @@ def pack_parameters(parameters: Iterable[Parameter]) -> None:
 
 
 def _name_mismatch(own: set[str], state: set[str]) -> str:
+    """Say which parameter names a state lacks and which it has too many."""
     problems = []
     if own - state:
         problems.append(f"lacks {_first_names(own - state)}")
@@ -224,6 +225,7 @@ def _first_names(names: Iterable[str]) -> str:
 
 
 def _checked_value(name: str, value: npt.NDArray[Any], own: Tensor) -> npt.NDArray[Any]:
+    """Return the value if it has the shape and kind of dtype of the parameter `own`; raise an error otherwise."""
     if value.shape != own.shape:
         raise ShapeError(f"{name} has shape {value.shape} in the state and {own.shape} in the model")
     if value.dtype.kind != own.dtype.kind:

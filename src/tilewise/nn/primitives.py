@@ -19,6 +19,7 @@ Pair = tuple[int, int]
 
 
 def _check_trainable(inference_only: bool) -> None:
+    """Raise `GradientError` if the forward pass fused something that has no gradient."""
     if inference_only:
         raise GradientError(
             "activation='gelu' and residual= have no gradient; apply them as separate operations to train"
@@ -59,6 +60,7 @@ class Linear(Operation):
         return y if x.ndim == 2 else y.reshape((*x.shape[:-1], weight.shape[0]))
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of input, weight and bias (if any); None for those not needed."""
         _check_trainable(self.inference_only)
         dispatch = current_backend().dispatch
         g = grad.reshape(self.x.shape[0], self.weight.shape[0])
@@ -173,6 +175,7 @@ def _check_dilated(
 
 
 def _four_sizes(x: Array) -> tuple[int, int, int, int]:
+    """Return the shape of a 4-D array; raise `ShapeError` for other ranks."""
     if x.ndim != 4:
         raise ShapeError(f"images and filters must have four dimensions, (N, C, H, W), not the shape {x.shape}")
     shape: tuple[int, int, int, int] = x.shape
@@ -189,6 +192,7 @@ def _raise_conv_error(
 
 
 def _check_windows(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:
+    """Raise `ShapeError` unless at least one window fits into padded images of shape x = (N, C, H, W)."""
     if min(stride) < 1 or min(padding) < 0 or min(kernel) < 1:
         raise ShapeError(f"kernel {kernel} and stride {stride} must be at least 1, padding {padding} at least 0")
     if x[2] + 2 * padding[0] < kernel[0] or x[3] + 2 * padding[1] < kernel[1]:
@@ -196,6 +200,7 @@ def _check_windows(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair
 
 
 def _check_pool(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:
+    """Raise `ShapeError` unless images of shape x can be pooled with these (height, width) settings."""
     if len(x) != 4:
         raise ShapeError(f"pooling takes (N, C, H, W), not {x}")
     _check_windows(x, kernel, stride, padding)
@@ -205,6 +210,7 @@ def _check_pool(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -
 
 class MaxPool2d(Operation):
     def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
+        """Pool images (N, C, H, W), remembering where each maximum was."""
         _check_pool(x.shape, kernel, stride, padding)
         self.shape = x.shape
         y, self.argmax = current_backend().dispatch("max_pool2d", x, kernel=kernel, stride=stride, padding=padding)
@@ -217,6 +223,7 @@ class MaxPool2d(Operation):
 
 class AvgPool2d(Operation):
     def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
+        """Pool images (N, C, H, W) by the mean of each window, padding included."""
         _check_pool(x.shape, kernel, stride, padding)
         self.shape, self.geometry = x.shape, {"kernel": kernel, "stride": stride, "padding": padding}
         y: Array = current_backend().dispatch("avg_pool2d", x, **self.geometry)
@@ -230,6 +237,7 @@ class GlobalAvgPool(Operation):
     """Average pooling over the whole image: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Array) -> Array:
+        """Average images (N, C, H, W) over their pixels, giving (N, C)."""
         self.shape = n, c, h, w = _four_sizes(x)
         if not h or not w:
             raise ShapeError(f"the mean of an image without pixels is undefined: {x.shape}")
@@ -248,6 +256,7 @@ class LayerNorm(Operation):
     saves = (0, 1)
 
     def forward(self, x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
+        """Normalize over the last dimensions, those of `weight`, then scale by weight and add bias."""
         if weight.ndim == 0 or x.shape[-weight.ndim :] != weight.shape or bias.shape != weight.shape:
             raise ShapeError(f"layer norm over {weight.shape} cannot take an input of shape {x.shape}")
         self.shape, self.weight = x.shape, weight
@@ -257,6 +266,7 @@ class LayerNorm(Operation):
         return out
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of input, weight and bias."""
         shape = self.weight.shape
         gx, gw, gb = current_backend().dispatch(
             "layer_norm_grad", grad.reshape(self.x.shape), self.x, self.weight.ravel(), self.mean, self.rstd
@@ -309,6 +319,7 @@ class FixedNorm(Operation):
 
     @silent
     def forward(self, x: Array, weight: Array, bias: Array, *, mean: Array, var: Array, eps: float) -> Array:
+        """Normalize each channel (axis 1) by the mean and variance given, then scale by weight and add bias."""
         _check_batch_norm(x.shape, weight.shape, bias.shape)
         self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
         self.x, self.weight, self.mean = x, weight, mean
@@ -318,6 +329,7 @@ class FixedNorm(Operation):
         return np.asarray(x * scale[self.channels] + (bias - mean * scale)[self.channels])
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of input, weight and bias; mean and variance are constants."""
         axes = (0, *range(2, grad.ndim))
         normed = (self.x - self.mean[self.channels]) * self.rstd[self.channels]
         gx = grad * (self.weight * self.rstd)[self.channels]
@@ -351,6 +363,7 @@ class Embedding(Operation):
 
 class Dropout(Operation):
     def forward(self, x: Array, *, p: float, rng: np.random.Generator) -> Array:
+        """Set each element to 0 with probability p and divide the others by 1 - p."""
         self.mask = (rng.random(x.shape, dtype=np.float32) >= p).astype(x.dtype)
         if p < 1:
             self.mask /= 1 - p
@@ -404,6 +417,7 @@ class Attention(Operation):
     saves_output = True
 
     def forward(self, q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None, scale: float | None) -> Array:
+        """Compute attention of q (B, H, T, D) over k and v (B, H, S, D); causal, mask and scale as in PyTorch."""
         _check_attention(q.shape, k.shape, v.shape, mask)
         self.args, self.params = (q, k, v), {"causal": causal, "mask": mask, "scale": scale}
         self.out, self.logsumexp = current_backend().dispatch("attention", q, k, v, **self.params)
@@ -424,6 +438,7 @@ class PackedAttention(Operation):
     saves_output = True  # with one head or one token the result shares memory with `self.out`
 
     def forward(self, qkv: Array, *, heads: int) -> Array:
+        """Compute causal self-attention of packed q, k, v (B, T, 3·H·D); returns (B, T, H·D)."""
         b, t, c3 = qkv.shape
         self.packed = (b, t, 3, heads, c3 // (3 * heads))
         self.qkv = qkv.reshape(self.packed).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, D)
@@ -433,6 +448,7 @@ class PackedAttention(Operation):
         return np.ascontiguousarray(self.out.transpose(0, 2, 1, 3)).reshape(b, t, c3 // 3)
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradient of the packed q, k, v, of shape (B, T, 3·H·D)."""
         b, t, _, heads, d = self.packed
         g = grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3)
         # The kernel writes the three gradients into views of one packed array (B, T, 3·H·D).

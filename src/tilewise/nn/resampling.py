@@ -55,6 +55,7 @@ class ConvTranspose2d(Operation):
         return y if bias is None else np.asarray(y + bias[:, None, None])
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of input, weight and bias (if any); None for those not needed."""
         dispatch, grad = current_backend().dispatch, np.ascontiguousarray(grad)
         gx = gw = None
         if self.needs[0]:
@@ -71,6 +72,7 @@ class Dilate(Operation):
     """Insert `step` - 1 zeros between the taps of filters, as a dilated convolution needs."""
 
     def forward(self, weight: Array, *, step: Pair) -> Array:
+        """Insert step - 1 zeros between the elements of filters, along height and width."""
         self.step = step
         kh, kw = weight.shape[-2:]
         out = np.zeros((*weight.shape[:-2], (kh - 1) * step[0] + 1, (kw - 1) * step[1] + 1), weight.dtype)
@@ -105,6 +107,7 @@ class Resample(Operation):
         return np.asarray(total)
 
     def backward(self, grad: Array) -> Grads:
+        """Add each output element's gradient to the input positions that it was interpolated from."""
         g = np.zeros(self.shape, grad.dtype)
         leading_axes = (slice(None),) * self.axis
         for positions, weight in zip(self.positions, self.weights, strict=True):

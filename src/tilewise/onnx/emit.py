@@ -60,6 +60,7 @@ def _function(function: Function) -> Emit:
 
 
 def _elu(e: Emission) -> str:
+    """Write scale * (x if x > 0 else alpha * (exp(x / width) - 1)) as ONNX nodes."""
     alpha, width, scale = (e.param(n, 1.0) for n in ("alpha", "width", "scale"))
     x = e.inputs[0] if width == 1 else e.node("Div", e.inputs[0], e.number(width))
     if width == 1:
@@ -79,6 +80,7 @@ def _clip(e: Emission) -> str:
 
 
 def _axes(e: Emission) -> list[int]:
+    """Return the reduced axes as non-negative numbers; all axes if none is named."""
     axis = e.param("axis")
     rank = len(e.call.input_shapes[0])
     if axis is None:
@@ -87,6 +89,7 @@ def _axes(e: Emission) -> list[int]:
 
 
 def _var(e: Emission) -> str:
+    """Write a variance as ONNX nodes: squares of the centred input, summed and divided by count - correction."""
     axes, x = _axes(e), e.inputs[0]
     count = math.prod(e.call.input_shapes[0][a] for a in axes)
     centred = e.node("Sub", x, e.node("ReduceMean", x, axes=axes, keepdims=1))
@@ -101,6 +104,7 @@ _TANGLED = "this model's shapes follow the batch in a way that ONNX cannot say; 
 
 
 def _reshape(e: Emission) -> str:
+    """Write a reshape as Flatten if it keeps the batch dimension of a 2-D result, else as Reshape."""
     input_shape = e.call.input_shapes[0]
     if len(e.call.shape) == 2 and len(input_shape) > 1 and input_shape[0] == e.call.shape[0]:
         return e.node("Flatten", e.inputs[0], axis=1)
@@ -142,12 +146,14 @@ def _expand(e: Emission) -> str:
 
 
 def _pad(e: Emission) -> str:
+    """Write a Pad node; ONNX takes all widths in front first, then all behind."""
     widths = e.param("widths")
     pads = e.graph.constant([w[0] for w in widths] + [w[1] for w in widths])
     return e.node("Pad", e.inputs[0], pads, e.number(e.param("value")))
 
 
 def _get_item(e: Emission) -> str:
+    """Write an index expression as slices, or as a gather if it contains an array."""
     index = e.param("index")
     indices = list(index) if isinstance(index, tuple) else [index]
     arrays = [p for p in indices if isinstance(p, np.ndarray | Value)]
@@ -238,6 +244,7 @@ def _linear(e: Emission) -> str:
 
 
 def _window(e: Emission) -> dict[str, Any]:
+    """Return strides, pads and groups of a convolution or pooling as ONNX attributes."""
     return {
         "strides": list(e.param("stride")),
         "pads": list(four_sides(e.param("padding"))),
@@ -254,6 +261,7 @@ def _conv_transpose(e: Emission) -> str:
 
 
 def _pool(e: Emission) -> str:
+    """Write max or average pooling as an ONNX node."""
     settings = {**_window(e), "kernel_shape": list(e.param("kernel"))}
     if e.call.operation.__name__ == "MaxPool2d":
         return e.node("MaxPool", e.inputs[0], **settings)
@@ -261,6 +269,7 @@ def _pool(e: Emission) -> str:
 
 
 def _attention(e: Emission) -> str:
+    """Write attention over separate q, k and v as ONNX nodes."""
     (_, _, t, d), (_, _, s, _) = e.call.input_shapes[:2]
     scale = e.param("scale")
     return attend(
@@ -282,6 +291,7 @@ def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, cau
 
 
 def _masked(e: Emission, scores: str, mask: Any) -> str:
+    """Apply an attention mask to scores: computed masks with Where, constant ones with Add."""
     if isinstance(mask, Value):
         return e.node("Where", e.name_of(mask), scores, e.number(-np.inf))
     added = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
@@ -289,6 +299,7 @@ def _masked(e: Emission, scores: str, mask: Any) -> str:
 
 
 def _packed_attention(e: Emission) -> str:
+    """Write causal self-attention over packed q, k, v (B, T, 3·width) as ONNX nodes."""
     _, t, width = e.call.shape
     heads = e.param("heads")
     by_head = e.node("Reshape", e.inputs[0], e.graph.constant([0, 0, 3, heads, width // heads]))

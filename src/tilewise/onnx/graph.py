@@ -40,6 +40,7 @@ class OnnxNode:
 
 
 def _as_kind(value: Any, default: Any, name: str, node: OnnxNode) -> Any:
+    """Return a node's setting if it has the type of its default; raise `FileFormatError` otherwise."""
     expected_type = type(default)
     fits = isinstance(value, int | float) if expected_type is float else isinstance(value, expected_type)
     if not fits or (expected_type is tuple and not all(isinstance(v, int | float | str) for v in value)):

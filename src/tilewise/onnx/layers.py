@@ -79,6 +79,7 @@ def _is_float(*arrays: Array | None) -> bool:
 
 
 def _pair(node: OnnxNode, name: str, default: int) -> tuple[int, int] | None:
+    """Return a node's attribute of two sizes; None if it is something else."""
     pair = node.attributes.get(name, (default, default))
     fits = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in pair)
     return (pair[0], pair[1]) if fits else None
@@ -236,6 +237,7 @@ def _flatten(node: OnnxNode, _weights: Weights) -> Module | None:
 
 @_builds("Reshape")
 def _reshape(node: OnnxNode, weights: Weights) -> Module | None:
+    """Make a `Flatten` of a Reshape to (0, -1); None for other shapes."""
     shape = weights[1] if len(weights) == 2 else None
     flattens = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
     return nn.Flatten() if flattens else None
@@ -332,6 +334,7 @@ class Builder:
             self._images.add(chain[-1].outputs[0])
 
     def _layer(self, node: OnnxNode) -> Module | None:
+        """Make the module that a node stands for; None if it has to stay an operation."""
         weights = [self.graph.constants.get(name) if name else None for name in node.inputs]
         if node.op == "BatchNormalization":
             return batch_norm(node, weights) if node.inputs[0] in self._images else None
@@ -369,6 +372,7 @@ class Builder:
             modules.append(layer)
 
     def _operation(self, node: OnnxNode) -> None:
+        """Append a node as a single operation; its float constants become trainable parameters."""
         for name in filter(None, node.inputs):
             constant = self.graph.constants.get(name)
             if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
@@ -377,6 +381,7 @@ class Builder:
         self._append(operation(node), node.inputs, node.outputs, node)
 
     def _append(self, layer: Module, inputs: tuple[str, ...], outputs: tuple[str, ...], *nodes: OnnxNode) -> None:
+        """Append a call of `layer` under the first node's name, made unique."""
         name = unique(nodes[0].name, self._names)
         self.layers[name] = layer
         self.steps.append(LayerCall(name, inputs, outputs, nodes, kinds_of(layer)))

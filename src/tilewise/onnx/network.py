@@ -126,6 +126,7 @@ class Network(Module):
                 alive -= array(values.pop(name)).nbytes
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Value]:
+        """Collect every value known before the first step, by its name in the file: constants, weights and inputs."""
         values: dict[str, Value] = dict(self._constants)
         values |= {name: getattr(self.weights, own) for name, own in self._names.items()}
         return values | self._inputs(args, kwargs)
@@ -284,6 +285,7 @@ def _size_of(name: str | None, sizes: Mapping[str, int], default: int) -> int:
 
 
 def _draw(port: Port, shape: Shape, rng: np.random.Generator) -> Array:
+    """Draw an input array of this shape: normal numbers for floats, else zeros and ones."""
     if math.prod(shape[1:]) > _MAX_ELEMENTS or math.prod(shape) > _MAX_ELEMENTS << 6:
         raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
     if port.dtype.kind == "f":

@@ -142,12 +142,14 @@ class _Quantized:
         return np.ascontiguousarray(q.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(len(q), -1))
 
     def _weight(self, name: str, q: Array, scale: Array) -> str:
+        """Write integer weights with a scale per row, and their DequantizeLinear; return the output's name."""
         integers = self.graph.weight(q, f"{name}.weight")
         zero = self.graph.weight(np.zeros(len(q), q.dtype), f"{name}.weight_zero_point")
         scales = self.graph.weight(np.broadcast_to(scale, (len(q),)).astype(np.float32), f"{name}.weight_scale")
         return str(self.graph.node("DequantizeLinear", [integers, scales, zero], axis=0))
 
     def _bias(self, name: str, steps: Array, layer: Any) -> str:
+        """Write a bias in steps of weight scale * input scale, and its DequantizeLinear; return the output's name."""
         integers = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
         scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.operand.scale
         scales = self.graph.weight(scale.astype(np.float32), f"{name}.bias_scale")

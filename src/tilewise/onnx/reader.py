@@ -170,6 +170,7 @@ def _port(value: Any, where: Path, typed: bool = True) -> Port:
 
 
 def _node(node: Any, index: int, opset: int, constants: _Constants) -> OnnxNode:
+    """Convert a protobuf node; one without a name is called after its type and index."""
     op = str(node.op_type) if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     name = str(node.name) or f"{node.op_type}_{index}"
     attributes = {str(a.name): _attribute(a, name, constants) for a in node.attribute}

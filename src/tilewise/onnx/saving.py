@@ -154,6 +154,7 @@ def _traced(model: Module, inputs: list[Array]) -> Trace:
 
 
 def _emit(emission: Emission) -> str:
+    """Write one traced operation as ONNX nodes and return the name of its result."""
     name = emission.call.operation.__name__
     if name not in EMITTERS:
         raise ConfigurationError(f"the operation {name} has no form in ONNX")
@@ -178,6 +179,7 @@ def _same_but_for_sizes(a: Node, b: Node) -> bool:
 
 
 def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Port]:
+    """Name and describe the inputs of the file; with `free`, their first dimension is "N"."""
     own = [port.name for port in model.inputs] if isinstance(model, Network) else []
     names = own or (["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))])
     return [
@@ -258,6 +260,7 @@ def _write_layers(graph: OnnxWriter, layer: Module, step: LayerCall, constants: 
 
 
 def _write_linear(graph: OnnxWriter, layer: nn.Linear, x: str, out: str, name: str) -> None:
+    """Write a linear layer as MatMul and Add, from the value `x` to the value `out`."""
     weight = graph.weight(np.ascontiguousarray(layer.weight.data.T), f"{name}.weight")
     product = graph.name(f"{name}.product") if layer.bias is not None else out
     graph.node("MatMul", [x, weight], [product])

@@ -86,6 +86,7 @@ def _varint(content: mmap.mmap, start: int) -> tuple[int, int]:
 
 
 def _as_varint(value: int) -> bytes:
+    """Encode an unsigned integer as a protobuf varint: 7 bits per byte, lowest first."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -38,6 +38,7 @@ class Silu(Operation):
 
     @silent
     def forward(self, x: Array) -> Array:
+        """Compute x * sigmoid(x)."""
         self.x = floating(x)
         self.gate = _sigmoid(self.x)
         return np.asarray(self.x * self.gate)
@@ -91,6 +92,7 @@ class Shrink(Operation):
     saves = (0,)
 
     def forward(self, x: Array, *, limit: float, bias: float) -> Array:
+        """Move x towards 0 by `bias` where |x| > limit; the rest becomes 0."""
         kind = x.dtype.type
         self.x, self.limit = x, kind(limit)
         above = np.where(x > self.limit, x - kind(bias), kind(0))
@@ -107,6 +109,7 @@ class Elu(Operation):
 
     @silent
     def forward(self, x: Array, *, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0) -> Array:
+        """Compute scale * x for x > 0, else scale * alpha * (exp(x / width) - 1)."""
         kind = x.dtype.type
         self.x, self.alpha, self.width, self.scale = x, kind(alpha), kind(width), kind(scale)
         below = self.alpha * np.expm1(np.minimum(x, 0) / self.width)

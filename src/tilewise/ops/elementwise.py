@@ -64,6 +64,7 @@ class Pow(Operation):
         return np.power(a, b)
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of base and exponent; None for one not needed."""
         a, b = self.a, self.b
         ga = gb = None
         # Limits where the formulas give NaN: x⁰ is constant, and 0ᵇ is constant for b >= 0.
@@ -180,6 +181,7 @@ class Relu(Operation):
     saves_output = True
 
     def forward(self, x: Array) -> Array:
+        """Compute max(x, 0) and keep it for the gradient."""
         y: Array = current_backend().dispatch("relu", x)
         self.y = y
         return y
@@ -194,6 +196,7 @@ class Gelu(Operation):
     saves = (0,)
 
     def forward(self, x: Array) -> Array:
+        """Compute GELU, in floating point also for integers."""
         self.x = floating(x)
         y: Array = current_backend().dispatch("gelu", self.x)
         return y
@@ -210,6 +213,7 @@ class Clip(Operation):
         return np.asarray(np.clip(x, low, high))
 
     def backward(self, grad: Array) -> Grads:
+        """Pass the gradient where x is inside the bounds, limits included."""
         inside = np.ones(self.x.shape, bool)
         if self.low is not None:
             inside &= self.x >= self.low
@@ -239,6 +243,7 @@ class Maximum(Operation):
         return np.maximum(a, b) if sign > 0 else np.minimum(a, b)
 
     def backward(self, grad: Array) -> Grads:
+        """Pass the gradient to the operand that won; equal operands get half each."""
         difference = (self.a - self.b) * self.sign
         tie = np.where(difference == 0, grad / 2, 0)
         return np.where(difference > 0, grad, tie), np.where(difference < 0, grad, tie)

@@ -11,6 +11,7 @@ class MatMul(Operation):
     """Matrix product `@` as in NumPy and PyTorch: 1-D operands are vectors, leading dimensions broadcast."""
 
     def forward(self, a: Array, b: Array) -> Array:
+        """Multiply as NumPy's `@`: vectors, matrices or batches."""
         self.a, self.b = a, b
         if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
             raise ShapeError(f"cannot multiply matrices of shapes {a.shape} and {b.shape}: the inner sizes differ")

@@ -38,6 +38,7 @@ class Sum(Reduction):
 class Mean(Reduction):
     @silent
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False) -> Array:
+        """Average over the axes (None: all), in floating point also for integers."""
         axes = self.prepare(x, axis, keepdims)
         x = floating(x)
         return np.asarray(x.sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.count))
@@ -53,6 +54,7 @@ class Var(Reduction):
 
     @silent
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Array:
+        """Compute the variance over the axes (None: all): squares divided by count - correction."""
         axes, x = self.prepare(x, axis, keepdims), floating(x)
         self.centred = x - x.mean(axis=axes, keepdims=True)
         self.degrees = max(self.count - correction, 0)
@@ -69,6 +71,7 @@ class Max(Reduction):
     saves_output = True
 
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False, sign: int = 1) -> Array:
+        """Compute the maximum (sign > 0) or minimum (sign < 0) over the axes (None: all)."""
         axes = self.prepare(x, axis, keepdims)
         if not self.count:
             raise ShapeError(f"the maximum or minimum of no elements is undefined: shape {x.shape}, axis {axis}")
@@ -94,6 +97,7 @@ class Softmax(Operation):
     saves_output = True
 
     def forward(self, x: Array, *, axis: int, log: bool = False) -> Array:
+        """Compute the softmax, or its logarithm, along one axis."""
         (self.axis,) = reduced_axes(axis, x.ndim) or (-1,)
         self.name = "log_softmax" if log else "softmax"
         self.y: Array = self.on_last_axis(self.name, floating(x))

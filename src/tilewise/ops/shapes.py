@@ -48,6 +48,7 @@ class Expand(Operation):
 
 class Cat(Operation):
     def forward(self, *arrays: Array, axis: int) -> Array:
+        """Concatenate arrays along an axis."""
         self.axis = axis
         self.ends = np.cumsum([a.shape[axis] for a in arrays])[:-1]
         return np.concatenate(arrays, axis=axis)
@@ -99,6 +100,7 @@ class GetItem(Operation):
     is_view = True
 
     def forward(self, x: Array, *, index: Any) -> Array:
+        """Compute x[index]; an index that does not fit raises `ShapeError`."""
         self.shape, self.index = x.shape, index
         try:
             return np.asarray(x[index])
@@ -125,6 +127,7 @@ class SetItem(Operation):
     """Copy x and write `value` at `index`."""
 
     def forward(self, x: Array, value: Array, *, index: Any) -> Array:
+        """Return a copy of x with x[index] = value."""
         self.index = index
         y = x.copy()
         try:
@@ -134,6 +137,7 @@ class SetItem(Operation):
         return y
 
     def backward(self, grad: Array) -> Grads:
+        """Return the gradients of x (0 where it was overwritten) and of the value."""
         gx = grad.copy()
         gx[self.index] = 0
         return gx, grad[self.index]
@@ -143,6 +147,7 @@ class TakeAlongAxis(Operation):
     """Gather one element per position along an axis, like `torch.gather`."""
 
     def forward(self, x: Array, *, indices: Array, axis: int) -> Array:
+        """Take elements by integer indices along an axis, as `numpy.take_along_axis`."""
         self.shape, self.indices, self.axis = x.shape, indices, axis
         if indices.dtype.kind not in "iu":
             raise DtypeError(f"gather needs integer positions, not {indices.dtype}")
@@ -152,6 +157,7 @@ class TakeAlongAxis(Operation):
             raise ShapeError(f"gather: {error}") from None
 
     def backward(self, grad: Array) -> Grads:
+        """Add the gradient of each element to the position it was taken from."""
         g = np.zeros(self.shape, grad.dtype)
         positions = list(np.ix_(*(np.arange(n) for n in self.indices.shape)))
         positions[self.axis] = self.indices

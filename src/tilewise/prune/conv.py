@@ -116,6 +116,7 @@ class SparseConv2d(SparseLayer):
         return {choice.at: str(choice) for choice in self._choices.values()}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        """Convolve images (N, C, H, W); then add the residual and apply the activation, if any."""
         reject_gradient(x)
         values = np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, np.float32)
         self._check(values.shape)
@@ -129,6 +130,7 @@ class SparseConv2d(SparseLayer):
         return self(x, activation=activation), count + (activation is not None)
 
     def _check(self, shape: tuple[int, ...]) -> None:
+        """Raise `ShapeError` unless the input is (N, in_channels, H, W) and the filter fits into it."""
         if len(shape) != 4 or shape[1] != self.in_channels:
             raise ShapeError(f"SparseConv2d needs inputs (N, {self.in_channels}, H, W), not {shape}")
         if shape[2] + 2 * self.padding[0] < self.kernel_size[0] or shape[3] + 2 * self.padding[1] < self.kernel_size[1]:
@@ -148,6 +150,7 @@ class SparseConv2d(SparseLayer):
         return convolve(relu)
 
     def _sparse_product(self, x: Array, relu: bool = False) -> Array:
+        """Convolve with the sparse kernel, which skips zero weights."""
         kernel: Any = self._kernel
         out: Array = kernel.convolve(x, *self.kernel_size, *self.stride, *self.padding, relu)
         return out
@@ -162,6 +165,7 @@ class SparseConv2d(SparseLayer):
         return weight
 
     def _dense_product(self, x: Array, relu: bool = False) -> Array:
+        """Convolve with the dense kernel; the dense weights are built once and kept."""
         if self._dense is None:
             self._dense = self.weights()
         options = {"stride": self.stride, "padding": self.padding, "activation": "relu" if relu else None}
@@ -173,6 +177,7 @@ class SparseConv2d(SparseLayer):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
+        """Rebuild the layer from the arrays of a file; raises `ValueError` if the geometry is absurd."""
         sy, sx, py, px = (int(n) for n in arrays["geometry"])
         if max(sy, sx, py, px) > _MAX_PADDING:
             raise ValueError

@@ -65,6 +65,7 @@ class SparseInt8Linear(SparseMatrixLayer):
         return int(self._kernel.nbytes + (0 if self._dense is None else self._dense.nbytes))
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
+        """Compute the layer with the dense INT8 kernel; the dense layer is built once and kept."""
         if self._dense is None:
             self._dense = QuantizedLinear.from_integers(self.weights(), self.scale, self.float_bias)
         out: Array = self._dense(rows, activation="relu" if relu else None).data

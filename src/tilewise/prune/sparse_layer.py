@@ -41,6 +41,7 @@ class KernelChoice:
     def dense(self) -> bool:
         # Equal kernels stay sparse, which needs less memory. The mlp's first layer has equal kernels at two threads
         # (15 to 18 us); the model is 1.4 times as fast if that layer is sparse, and 0.85 if it is dense.
+        """Tell whether the dense kernel is used: it must be at least 10 % faster."""
         return self.dense_s < 0.9 * self.sparse_s
 
     def __str__(self) -> str:
@@ -172,6 +173,7 @@ class SparseMatrixLayer(SparseLayer):
     out_features: int
 
     def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
+        """Set the layer's attributes from its weight (out, in) and bias."""
         super()._describe(weight, bias, always_sparse)
         self.out_features, self.in_features = weight.shape
         self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used

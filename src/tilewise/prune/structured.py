@@ -56,12 +56,14 @@ def select_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:
 
 
 def _norms(conv: nn.Conv2d) -> Array:
+    """Return the L2 norm of each filter."""
     w = checked_weights(conv.weight.data)
     norms: Array = np.sqrt((w.reshape(len(w), -1).astype(np.float64) ** 2).sum(1))
     return norms
 
 
 def _check_groups(conv: nn.Conv2d) -> None:
+    """Raise `ConfigurationError` unless the layer is an `nn.Conv2d` without groups."""
     if not isinstance(conv, nn.Conv2d):
         raise ConfigurationError(f"filters are removed from an nn.Conv2d, not from a {type_name(conv)}")
     if conv.groups != 1:

@@ -70,6 +70,7 @@ class BlockEmbedding(Module):
         return BlockEmbedding(self.kernel)
 
     def forward(self, ids: Any) -> Tensor:
+        """Look up the rows of integer ids; returns floats of shape (*ids.shape, width)."""
         indices = np.asarray(ids.data if isinstance(ids, Tensor) else ids)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.kernel.shape[0]:
             raise ConfigurationError(f"an index is outside the {self.kernel.shape[0]} rows of the embedding")

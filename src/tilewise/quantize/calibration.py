@@ -351,6 +351,7 @@ def _checked_batch(batch: Any) -> Array:
 
 
 def _with_progress(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
+    """Return the batches, wrapped in a progress bar if `progress` is set."""
     batches = _as_batches(batches)
     if not progress:
         return batches

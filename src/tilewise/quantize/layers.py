@@ -510,6 +510,7 @@ class DynamicLinear(Operation):
     def forward(
         self, x: Array, *, layer: QuantizedLinear, activation: str | None = None, residual: Array | None = None
     ) -> Array:
+        """Apply a linear layer whose input is quantized with its own range at each call."""
         return layer.dynamic_product(x, activation, residual)
 
     def backward(self, grad: Array) -> Grads:
@@ -534,6 +535,7 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
 
 def _float_values(x: Any) -> Array:
     # Not `data`: reading it counts as a computation outside of tensors, which a plan could not follow.
+    """Return a tensor's or array's values as float32, without a copy if they are."""
     values = x._array if isinstance(x, Tensor) else np.asarray(x)
     return values if values.dtype == np.float32 else values.astype(np.float32)
 

@@ -301,6 +301,7 @@ def _student(freedom: int) -> float:
 
 
 def _reasons(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
+    """Say why each group of activations becomes int16; `error` is the network's relative error with int8 alone."""
     off = f"results would be off by {100 * error:.2f} % in bytes"
     groups = {a.group: f"{off}, {100 * a.share:.2f} % by it alone" for a in activations}
     return with_int16_residuals(graph, groups)

@@ -190,6 +190,7 @@ class QuantizedModel(Module):
         return result / self.equalization[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))
 
     def _as_integers(self, value: Value, source: int) -> QuantizedArray:
+        """Quantize a float value with the parameters of step `source`; integers are returned as they are."""
         if isinstance(value, QuantizedArray):
             return value
         return quantize_array(value, self.affine[source], self.padding_of(source))

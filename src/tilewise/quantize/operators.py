@@ -161,6 +161,7 @@ class Affine(ArithmeticOp):
         return self._result(self.stage.requantize(centred(x).astype(F) * scale + shift), x.data.ndim == 2)
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        """Add this op to the native plan and return its value number; `inputs` are value numbers."""
         channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
         scale, shift = self._coefficients(parameters[0], channels)
         return int(plan.affine(inputs[0], scale.tolist(), shift.tolist(), self.stage.native(), self.out_padding))

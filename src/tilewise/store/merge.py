@@ -203,6 +203,7 @@ class _KernelRows:
         )
 
     def _read(self, columns: str, clauses: str) -> list[dict[str, Any]]:
+        """Select columns of this kernel's rows; each row becomes a dict by column name."""
         names = [column.split(".")[-1].split(" ")[-1] for column in columns.split(", ")]
         rows = self._store.database.read(f"SELECT {columns} {clauses}", self._kernel)
         return [dict(zip(names, row, strict=True)) for row in rows]

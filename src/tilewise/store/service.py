@@ -209,6 +209,7 @@ class ServiceClient:
         return content
 
     def _disconnect(self) -> None:
+        """Close the connection if one is open."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -157,6 +157,8 @@ class Store(StoreReader):
         self._update_queue(query, kernel, part=self.partition)
 
     def _update_queue(self, query: str, kernel: Kernel, **values: Any) -> None:
+        """Execute a statement on the measurement queue for `kernel`, which is added if it is new."""
+
         def work(transaction: Transaction) -> None:
             transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel), **values})
 
@@ -325,6 +327,7 @@ class Store(StoreReader):
         return self._kernels[key]
 
     def _add_config(self, transaction: Transaction, config: Config) -> int:
+        """Return a configuration's row id, inserting it if it is new."""
         if config.key not in self._configs:
             values, query = {"key": config.key}, "SELECT id FROM config WHERE key = :key"
             rows = transaction.fetch(query, values)

@@ -61,6 +61,7 @@ def _repeats_chart(table: Table, chart: Bars) -> bool:
 
 
 def _table(table: Table) -> str:
+    """Format a table as HTML."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -80,6 +81,7 @@ def bars(chart: Bars) -> str:
 
 
 def _share(value: float, largest: float, log: bool) -> float:
+    """Return the length of a bar in [0, 1], on a linear or logarithmic scale."""
     if not (value > 0 and largest > 0):
         return 0.0
     return math.log1p(value) / math.log1p(largest) if log else value / largest

@@ -100,11 +100,13 @@ class GuardedProtocol(H11Protocol):
         return not self.transport.is_closing()
 
     def _reject(self, status: bytes, sentence: bytes) -> None:
+        """Send a short plain-text response and close the connection."""
         kind = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d" % len(sentence)
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, kind, sentence))
         self.transport.close()
 
     def on_response_complete(self) -> None:
+        """Wait for the next request, with a time limit for its head; close a connection that pipelines."""
         self.waiting_since = time.monotonic()
         if self._pipelined or self.conn.trailing_data[0]:
             self.transport.close()
@@ -113,6 +115,7 @@ class GuardedProtocol(H11Protocol):
             self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel both timers and end the connection."""
         self._cancel_header_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
@@ -142,11 +145,13 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
 
     def _cancel_header_timer(self) -> None:
+        """Cancel the time limit for the request's head."""
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
     def _cancel_write_timer(self) -> None:
+        """Cancel the time limit for sending the response."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -269,6 +274,7 @@ class PendingConnections:
             connection.close()
 
     def _drop(self, connection: socket.socket | None) -> None:
+        """Forget and close a connection that has not sent its head; None does nothing."""
         if connection is not None:
             self._loop.remove_reader(connection)
             self._waiting.pop(connection, None)

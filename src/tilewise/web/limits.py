@@ -234,6 +234,7 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
 
 
 def _declared_length(scope: Any) -> int | None:
+    """Return the request's Content-Length in bytes; None without one, -1 if it is no sensible number."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < 16 else -1
@@ -284,12 +285,14 @@ def _log(scope: Any, response: _ResponseSender, seconds: float) -> None:
 
 async def _send_error(send: _ResponseSender, error: TilewiseError) -> None:
     # Except after a rate limit, the body was not read, so the connection cannot be used again.
+    """Send an error as JSON with its status; the connection is closed unless the status is 429."""
     status = status_of(error)
     more = (b"retry-after", b"2") if status == 429 else (b"connection", b"close")
     await _send_json(send, status, error_facts(error), more)
 
 
 async def _send_json(send: _ResponseSender, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+    """Send a complete JSON response with the status and additional headers."""
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})

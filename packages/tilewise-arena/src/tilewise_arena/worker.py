@@ -111,7 +111,7 @@ def new_name() -> str:
 def _measure_entry(
     board: Board, number: int, folder: Path, settings: Settings, threads: int
 ) -> tuple[str, dict[str, Any] | None, str]:
-    """Score an entry in a separate process; returns the outcome, the figures, and the reason if there are none."""
+    """Score an entry in a separate process; return (outcome, figures or None, reason for no figures)."""
 
     def measure() -> dict[str, Any]:
         facts = run_isolated("score", board.recipe(number, folder), settings, threads)
@@ -128,7 +128,7 @@ def _measure_entry(
 
 
 def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any] | None, str]:
-    """Run a measurement; returns the outcome, the figures, and the reason if there are none."""
+    """Run a measurement; return (outcome, figures or None, reason for no figures)."""
     try:
         return "scored", measure(), ""
     except TooNoisy as error:
@@ -234,6 +234,7 @@ def _end(*_: object) -> None:
 
 
 def main() -> None:
+    """Measure queued entries until SIGTERM; arguments: board, threads, settings as JSON, key file, name."""
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

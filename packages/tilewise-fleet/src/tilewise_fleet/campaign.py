@@ -64,7 +64,7 @@ class CampaignStatus:
         return sum(slot.pairs for slot in self.slots.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary that `--json` prints at the end."""
+        """Return the campaign's totals and its slots as JSON data, which `--json` prints at the end."""
         rows = [slot.as_dict() for slot in self.slots.values()]
         counts = {"kernels": self.kernels, "pairs": self.pairs}
         return {"slots": rows, **counts, "failures": self.failures, "finished": self.finished}
@@ -138,6 +138,7 @@ class _Driver:
         self._in_progress[actor.begin.remote()] = slot
 
     def _keep_busy(self) -> None:
+        """Give every idle slot its next step, unless its pause has not ended."""
         busy, now = set(self._in_progress.values()), time.monotonic()
         for slot, actor in self._actors.items():
             if slot not in busy and self._idle_until.get(slot, 0.0) < now:
@@ -174,7 +175,7 @@ class _Driver:
         self._idle_until[slot] = time.monotonic() + (1.0 if result["state"] != "busy" else 0.0)
 
     def _on_measured(self, result: dict[str, Any], slot: SlotAddress) -> None:
-        """Add the kernels that a slot measured to its status."""
+        """Add what a slot measured (kernels, configurations, failures, seconds) to its status, and report it."""
         self._idle.clear()  # an unfinished kernel goes back to the queue, where other slots may take it
         status = self.status.slots[slot]
         status.seconds += result["seconds"]

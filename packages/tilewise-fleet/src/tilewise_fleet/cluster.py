@@ -38,7 +38,7 @@ class SlotAddress:
 
 
 def require_ray() -> Any:
-    """Import and return Ray, or raise an error that says how to install it."""
+    """Import and return Ray; raise `UnavailableError` if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Without this, Ray hides the machine's GPUs from actors that reserve none of its GPU resources.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -94,7 +94,7 @@ def slots(ray: Any, kind: str) -> list[SlotAddress]:
 
 
 def no_slots(kind: str) -> ConfigurationError:
-    """Build the error for a cluster without a slot for devices of `kind`."""
+    """Build the error that says that the cluster has no slot for devices of `kind`, and how to add one."""
     example = "cpu:avx2" if kind == "cpu" else "gpu:H200"
     return ConfigurationError(
         f"No node of this cluster offers a slot for {kind}; start nodes with "

@@ -55,7 +55,7 @@ def _open_lock(name: str) -> Iterator[int]:
 
 
 def _acquire(file: int, mode: int, deadline: float) -> bool:
-    """Lock an open file; returns False if another process holds the lock until the deadline."""
+    """Lock an open file in `mode` (shared or exclusive); False if it is not free by `deadline` (monotonic seconds)."""
     while True:
         try:
             fcntl.flock(file, mode | fcntl.LOCK_NB)

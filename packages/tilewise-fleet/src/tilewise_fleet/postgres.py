@@ -96,6 +96,7 @@ class PostgresDatabase:
 
     def _statement(self, query: str) -> Any:
         # Parsing a query text is slow compared with executing it, so parsed texts are cached.
+        """Return the SQLAlchemy statement of a query text, from a cache."""
         if query not in self._statements:
             self._statements[query] = self._text(query)
         return self._statements[query]
@@ -116,7 +117,7 @@ class PostgresDatabase:
                 pause = min(1.0, 2 * pause)
 
     def _to_tilewise_error(self, error: Exception) -> TilewiseError:
-        """Translate an error of SQLAlchemy into one sentence."""
+        """Translate an error of SQLAlchemy into a `TilewiseError` of one sentence."""
         message = reason(error)
         if "password" in message or "authentication" in message or "permission denied" in message:
             return ConfigurationError(f"The store at {self.name} refuses access: {message}.")
@@ -141,7 +142,7 @@ class _PostgresTransaction:
 
 
 def driver_url(url: str) -> str:
-    """Return the URL with the name of the driver in its scheme."""
+    """Return the URL with SQLAlchemy's driver named in its scheme: postgresql+psycopg://."""
     scheme, _, address = url.partition("://")
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise ConfigurationError(f"A store is a file or a postgresql:// URL, not {without_password(url)}.")
@@ -159,7 +160,7 @@ def reason(error: Exception) -> str:
 
 
 def _is_transient(error: Any) -> bool:
-    """Return whether another attempt may succeed."""
+    """Tell whether a database error, such as a lost connection or a deadlock, may not occur again."""
     if getattr(error, "connection_invalidated", False):
         return True
     if type(error).__name__ not in ("OperationalError", "InterfaceError"):

@@ -62,7 +62,7 @@ class Slot:
         self.run = 0
 
     def begin(self) -> dict[str, Any]:
-        """Open a run, and queue the kernels that the store lacks for this machine."""
+        """Open a run, and queue the kernels that the store lacks for this machine; returns facts for the campaign."""
         with exclusive_device(self.campaign.kind, self.device, _START_SECONDS) as locked:
             if not locked:
                 raise UnavailableError(f"Another process has timed kernels on this machine for {_START_SECONDS:g} s.")
@@ -107,7 +107,7 @@ class Slot:
         self.store.close()
 
     def _claim_kernels(self) -> list[Kernel]:
-        """Claim the next kernel, or the next chunk of kernels on a GPU."""
+        """Claim the next kernel of the queue, or on a GPU the next chunk, so that no other slot measures it."""
         kernels: list[Kernel] = []
         while len(kernels) < (1 if self.campaign.kind == "cpu" else _GPU_CHUNK):
             kernel = self.store.claim_next(self.run)
@@ -146,6 +146,7 @@ class Slot:
         return {**counts, "finished": False, "pairs": 0}
 
     def _make_collector(self, kernels: Sequence[Kernel], minutes: float) -> Any:
+        """Make a collector that measures these kernels for at most `minutes`."""
         from tilewise.tune.measure.collector import make_collector
 
         plan = self.campaign
@@ -153,6 +154,7 @@ class Slot:
         return make_collector(plan.kind, kernels, self.store, plan.configs, self._ignore_progress, **options)
 
     def _gpu_machine(self) -> Any:
+        """Describe the GPU (or Triton's interpreter) as the machine that measurements are stored under."""
         from tilewise.profile.timing.gpu import GpuWatch
         from tilewise.store.problem import Machine
 

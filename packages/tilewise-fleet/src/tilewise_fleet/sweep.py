@@ -65,7 +65,7 @@ class Sweep:
             raise ConfigurationError("A sweep needs at least one seed, one draw of settings, and 1 to 20 folds.")
 
     def trials(self) -> list[dict[str, Any]]:
-        """List every trial: its number, settings, seed and fold."""
+        """List every trial as a dict of its number, settings, seed and fold."""
         trials: list[dict[str, Any]] = []
         for draw in range(self.draws):
             for seed in range(self.seed, self.seed + self.seeds):
@@ -206,7 +206,7 @@ def run_sweep(
 
 
 def _trainable() -> Any:
-    """Define the class of a Ray worker, which runs trials one after the other, each on one thread.
+    """Define the Ray class that runs trials one after the other, each on one thread.
 
     Ray reuses a worker for many trials, so PyTorch is imported once per worker.
     """
@@ -236,7 +236,7 @@ def _trainable() -> Any:
 
 
 def _trial_callback(report: Callable[[dict[str, Any]], None]) -> Any:
-    """Make the Ray callback that reports each trial when it ends."""
+    """Make the Ray callback that passes each trial's result to `report` when it ends."""
     from ray.tune import Callback
 
     class TrialCallback(Callback):  # type: ignore[misc]

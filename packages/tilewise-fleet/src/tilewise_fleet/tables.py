@@ -56,7 +56,7 @@ NEWEST = max(REVISIONS)
 
 
 def stored_revision(connection: Connection) -> str | None:
-    """Return the revision of a database's tables; None if it has no store."""
+    """Return the schema revision of a database's tables; None if it has no store."""
     if connection.execute(text("SELECT to_regclass('alembic_version')")).scalar() is None:
         return None
     revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
@@ -64,7 +64,7 @@ def stored_revision(connection: Connection) -> str | None:
 
 
 def upgrade(engine: Engine, revision: str = NEWEST) -> None:
-    """Upgrade the tables to a revision; processes that try at the same time wait for each other."""
+    """Upgrade the tables to a schema revision; processes that try at the same time wait for each other."""
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _UPGRADE_LOCK})
         current = stored_revision(connection)

@@ -52,7 +52,7 @@ class LocalFleet:
 
 @contextlib.contextmanager
 def running_fleet(store: str, port: int = 8100, ray_port: int = 6379, cpus: int = 1) -> Iterator[LocalFleet]:
-    """Run Ray with one CPU slot, and the service, for the duration of a `with` block."""
+    """Run Ray with one CPU slot, and the service, until the `with` block ends."""
     require_ray()
     Store(store).close()  # creates the store, or raises an error before anything is started
     ray = [str(_ray_program()), "start", "--head", "--block", f"--port={ray_port}", f"--num-cpus={cpus}"]
@@ -71,6 +71,7 @@ def running_fleet(store: str, port: int = 8100, ray_port: int = 6379, cpus: int 
 
 
 def _answers(url: str) -> bool:
+    """Tell whether the service at `url` answers on /health within two seconds."""
     with contextlib.suppress(URLError, OSError), urlopen(f"{url}/health", timeout=2):
         return True
     return False

@@ -67,6 +67,7 @@ def check_tile(op: str, shape: tuple[int, ...], tile: Any, layout: str | None = 
 
 
 def _require_native() -> ModuleType:
+    """Return the compiled extension; raise `UnavailableError` without one."""
     if native is None:
         raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
     return native

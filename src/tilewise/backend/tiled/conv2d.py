@@ -83,6 +83,7 @@ class TiledConv2d(TiledOp[ConvTile]):
         return ConvTile(*module.conv_default_tile(shape))
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[ConvTile]:
+        """Yield the default tile of a convolution, then every other tile worth measuring."""
         yield self.default(module, shape)
         for algorithm, *sizes in _tile_rows(module, shape, threads, ALGORITHMS).tolist():
             yield ConvTile(ALGORITHMS[algorithm], *sizes)
@@ -114,6 +115,7 @@ class TiledConv2d(TiledOp[ConvTile]):
         return {**dict(zip(_SIZES, sizes, strict=True)), "kernel": kh, "stride": sh, "padding": ph}
 
     def key(self, spec: Mapping[str, Any]) -> Key | None:
+        """Return (sizes, dtype, layout), by which dispatch looks up a stored problem's tile; None unless float32."""
         if spec.get("dtype") != "fp32":
             return None
         filter_size, stride, padding = (int(spec[name]) for name in ("kernel", "stride", "padding"))

@@ -61,6 +61,7 @@ class TiledInt8Matmul(TiledOp[Int8Tile]):
     }  # fmt: skip
 
     def check_shape(self, shape: Shape, layout: str | None) -> None:
+        """Raise `ConfigurationError` unless the shape is (m, n, k) and the layout is "nt" or None."""
         check_product(self.name, shape)
         if layout not in (None, "nt"):
             raise ConfigurationError(f"the layout of an INT8 product must be 'nt', not {layout!r}")
@@ -69,12 +70,14 @@ class TiledInt8Matmul(TiledOp[Int8Tile]):
         return Int8Tile(*module.int8_default_tile(*shape))
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[Int8Tile]:
+        """Yield the default tile, if it uses one thread or all, then every other tile worth measuring."""
         default = self.default(module, shape)
         if default.threads_m * default.threads_n in (1, threads):
             yield default
         yield from _candidates(module, shape, threads)
 
     def infeasible_reason(self, module: ModuleType, tile: Int8Tile, shape: Shape, layout: str | None) -> str | None:
+        """Say why the kernel cannot run this tile on this shape; None if it can."""
         try:
             reason: str | None = module.int8_tile_problem(tile, shape[2])
         except ValueError as error:  # not a tile of this operation
@@ -93,6 +96,7 @@ class TiledInt8Matmul(TiledOp[Int8Tile]):
 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Int8Tile]:
+    """Yield every combination of register tile, block sizes and thread grid for an INT8 product of (m, n, k)."""
     m, n, k = shape
     depths = _block_sizes(_K_BLOCKS, k, _DOT_SIZE)
     for mr, nr in _register_tiles(module, m, n):

@@ -64,6 +64,7 @@ class TiledMatmul(TiledOp[TileConfig]):
     }  # fmt: skip
 
     def check_shape(self, shape: Shape, layout: str | None) -> None:
+        """Raise `ConfigurationError` unless the shape is (m, n, k) and the layout is known or None."""
         check_product(self.name, shape)
         if layout is not None and layout not in LAYOUTS:
             raise ConfigurationError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
@@ -72,6 +73,7 @@ class TiledMatmul(TiledOp[TileConfig]):
         return product_plan(module, shape, layout or "nn", threads)[1]
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
+        """Yield the default tile, its neighbours and then the whole grid of tiles; some come up twice."""
         default = self.default(module, shape, layout, threads)
         yield from (TileConfig(*values) for values in neighbours(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
@@ -101,6 +103,7 @@ class TiledMatmul(TiledOp[TileConfig]):
         return {**dict(zip(SIZES, shape, strict=True)), "layout": layout}
 
     def key(self, spec: Mapping[str, Any]) -> Key | None:
+        """Return (sizes, dtype, layout), by which dispatch looks up a stored problem's tile; None unless float32."""
         if spec.get("dtype") != "fp32":
             return None
         return tuple(int(spec[name]) for name in SIZES), "float32", str(spec["layout"])
@@ -138,6 +141,7 @@ def register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
 
 @functools.lru_cache(maxsize=8)
 def _register_tiles(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """Pick three heights per register-tile width, all to one third of the largest; rows are (mr, nr, largest mr)."""
     max_heights: dict[int, int] = {}
     for mr, nr in tiles:
         max_heights[nr] = max(mr, max_heights.get(nr, 0))

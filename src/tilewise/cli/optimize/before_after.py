@@ -95,7 +95,7 @@ def load_image_task(name: str, folder: str | None, weights: Path | None) -> Task
 
 
 def _onnx_task(name: str, images: data.ImageData) -> Task:
-    """Load an ONNX file and check that it classifies these images."""
+    """Load an ONNX file as a task, after checking that it classifies these images."""
     from tilewise import onnx
 
     network = onnx.load(name)
@@ -113,7 +113,7 @@ def _onnx_task(name: str, images: data.ImageData) -> Task:
 
 
 def answers(model: Module, x: Array) -> Array:
-    """Return the predicted class of each image."""
+    """Return the predicted class of each image of x (N, C, H, W)."""
     with no_grad():
         labels = [np.asarray(model(Tensor(x[i : i + _CHUNK]))).argmax(1) for i in range(0, len(x), _CHUNK)]
     return np.concatenate(labels)
@@ -124,7 +124,7 @@ def accuracy(model: Module, images: data.ImageData) -> float:
 
 
 def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, runs: int, seed: int) -> list[Outcome]:
-    """Evaluate models, given with their bytes, against the first one; timings on one batch are interleaved.
+    """Evaluate models, given with their bytes, against the first one: accuracy, latency (interleaved) and size.
 
     Float networks are timed planned, in one native call, because quantized ones are: like is compared with like.
     """
@@ -173,14 +173,14 @@ def compare(candidates: dict[str, ModelVariant], runs: int, seed: int) -> list[O
 
 
 def _speedup(ratio: Ratio | None) -> tuple[float, tuple[float, float]]:
-    """Return the speed-up of a ratio of interleaved times and its 95 % interval; 1 for the first form itself."""
+    """Return a ratio's speed-up with its 95 % interval; 1 for the first model itself (None)."""
     if ratio is None:
         return 1.0, (1.0, 1.0)
     return 1 / ratio.ratio, (1 / ratio.interval.high, 1 / ratio.interval.low)
 
 
 def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
-    """Return the loss of accuracy in percentage points and its 95 % bootstrap interval over images or windows."""
+    """Return the loss in points and its 95 % bootstrap interval; both arrays hold the share correct per sample."""
     difference = before.astype(np.float64) - after.astype(np.float64)
     low, high = np.quantile(resampled_means(difference, 1000, seed), [0.025, 0.975])
     return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
@@ -207,6 +207,7 @@ def print_table(title: str, rows: list[Outcome], timed_call: str) -> None:
 
 
 def _cells(row: Outcome) -> tuple[str, ...]:
+    """Format one row: name, accuracy, accuracy lost, size, latency and speedup, the last with 95 % intervals."""
     low, high = row.drop_interval
     accuracy_loss = "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high)))
     size, latency = f"{row.bytes_in_memory / 1024:,.1f} KiB", f"{row.latency_s * 1e3:.3f} ms"

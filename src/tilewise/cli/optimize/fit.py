@@ -60,7 +60,7 @@ def fit(
 
 
 def _watcher(move: Move | None) -> Progress:
-    """Return an observer that prints a line per epoch and moves the progress bar."""
+    """Return an observer that prints a line per epoch and moves the progress bar, if there is one."""
     from tilewise.fit import Progress
 
     class ConsoleProgress(Progress):

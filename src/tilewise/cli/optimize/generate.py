@@ -241,7 +241,7 @@ def kv(
 
 
 def _model(name: str) -> _TextModel:
-    """Load a language model by name or from a file, with the tokenizer that belongs to it."""
+    """Load a language model by name (gpt, gpt:6x384) or from a file, with its tokenizer."""
     from tilewise import data, models
     from tilewise.generate import load_gpt
 
@@ -258,6 +258,7 @@ def _model(name: str) -> _TextModel:
 
 
 def _character_model(network: LanguageModel) -> _TextModel:
+    """Pair a model of characters with the encoding that it was trained with."""
     from tilewise import data
 
     return _TextModel(network, data.encode, lambda token: data.decode([token]).encode(), ascii_only=True)
@@ -281,6 +282,7 @@ def _from_gguf(path: str) -> _TextModel:
 
 
 def _parse_token_ids(prompt: str) -> list[int]:
+    """Parse a prompt of token ids, separated by spaces or commas."""
     try:
         return [int(part) for part in prompt.replace(",", " ").split()]
     except ValueError:
@@ -293,7 +295,7 @@ def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool) -> list
 
 
 def _times_of_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
-    """Return the seconds that each token of one run takes."""
+    """Generate `tokens` tokens once; return the seconds that each one took."""
     from tilewise.generate import generate as run
 
     stream, times = run(network, [0], tokens, use_cache=cache), []

@@ -77,7 +77,7 @@ def output_path(out: Path, own: OwnNetwork, word: str) -> Path:
 def report(
     own: OwnNetwork, versions: dict[str, tuple[Module, int]], path: Path, runs: int, as_json: bool, note: str = ""
 ) -> None:
-    """Print how far versions of a network, given with their bytes, are off, and their times beside the network's."""
+    """Print how far versions of a network are off, their bytes, and their times beside the network's own."""
     x = Tensor(own.batches[0])
     forms = {"float32": (own.network, float_bytes(own.network)), **versions}
 
@@ -210,7 +210,7 @@ def input_arrays(network: Network, files: Iterable[str], option: str = "--input"
 
 
 def _split(network: Network, text: str, option: str) -> tuple[str, str]:
-    """Split `name=value`; the name may be left out if the network has one input."""
+    """Split `name=value` of an option; the name may be left out if the network has one input."""
     names = [port.name for port in network.inputs]
     name, separator, value = text.rpartition("=")
     if not separator and len(names) == 1:

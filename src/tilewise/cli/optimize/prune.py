@@ -192,7 +192,7 @@ def fine_tune(model: Any, loss: Any, steps: int, lr: float, progress: Any = lamb
 
 
 def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
-    """Return whether the sparse version is faster than the dense one by more than their variation."""
+    """Tell whether the sparse version is faster than the dense one by more than both vary."""
     from tilewise.profile import Timer
 
     calls = {name: task.call(version) for name, version in versions.items()}
@@ -201,7 +201,7 @@ def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
 
 
 def choose(rows: list[Outcome]) -> tuple[str, str]:
-    """Choose the fastest form that loses too little to matter; return its name and a sentence about it."""
+    """Choose the fastest version whose loss of accuracy is small; return its name and a sentence about it."""
     dense, *others = rows
     fine = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS and row.speedup_interval[0] > 1]
     if not fine:
@@ -267,7 +267,7 @@ def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
 
 
 def _draw(sensitivities: list[Any], path: Path) -> None:
-    """Draw accuracy against sparsity, one line per layer."""
+    """Draw accuracy against sparsity into a picture, one line per layer."""
     from tilewise.cli.pictures import picture
 
     with picture(path, 8, 4.5) as axes:

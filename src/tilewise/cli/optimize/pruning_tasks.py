@@ -126,7 +126,7 @@ def _windows(text: Array, context: int) -> Array:
 
 @no_grad()
 def _share_correct(model: Module, windows: Array) -> Array:
-    """Share of correctly predicted characters of each window."""
+    """Return, for each window (context + 1 characters), the share of characters predicted correctly."""
     shares = [
         (np.asarray(model(part[:, :-1])).argmax(-1) == part[:, 1:]).mean(1)
         for part in np.array_split(windows, -(-len(windows) // 16))

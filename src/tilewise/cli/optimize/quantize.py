@@ -89,6 +89,7 @@ def quantize(
 
 
 def _print_layers(layers: list[Any], names: dict[str, str]) -> None:
+    """Print a table of the quantized steps; `names` maps a step's name to the one to print."""
     words, numbers = ("step", "kind", "form", "on AVX2", "why float"), ("bytes", "signal to noise")
     rows = []
     for step in layers:

@@ -61,7 +61,7 @@ def _print(figures: CollectionSummary, programs: bool) -> None:
 
 
 def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
-    """Build the table of runtimes and losses, one row per family or program."""
+    """Build a table of runtimes and losses, one row per family or program (`what` is its first heading)."""
     title = "Slower than the best by: a fixed choice, the default, the fifth best; worst and median over best"
     headings = (what, "kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise")
     rows = [

@@ -184,6 +184,7 @@ def score(
 
 
 def _load_model(path: Path) -> TrainedLayoutModel:
+    """Load a layout model from a file."""
     from tilewise.costmodel.layout import load_layout_model
 
     return load_layout_model(path)

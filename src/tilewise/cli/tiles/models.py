@@ -126,7 +126,7 @@ def _is_main_process() -> bool:
 
 
 def _metrics(trained: Any, data: Dataset) -> dict[str, dict[str, float]]:
-    """Return a model's metrics on the splits with runtimes."""
+    """Return a model's metrics on each split that has runtimes, by split."""
     from tilewise.costmodel.evaluation import evaluate as evaluate_model
 
     rows = {
@@ -159,7 +159,7 @@ def _show_metrics(
     title: str,
     ceiling: dict[str, float] | None = None,
 ) -> None:
-    """Print one row per split or model, and one for the noise ceiling."""
+    """Print a table of metrics, one row per split or model, and one for the noise ceiling if given."""
     rows = []
     for name, metrics in metrics_by_name:
         cells = [_percent(metrics[key]) if key in metrics else "" for key in _METRICS]
@@ -244,7 +244,7 @@ def _constants(fill: list[str] | None) -> dict[str, float]:
 
 
 def _model(path: Path, model_class: str | None) -> Any:
-    """Load a trained model, an adapted one, or a shipped one by name."""
+    """Load a trained model from a file or folder, or a shipped one by name."""
     from tilewise.costmodel.models.files import read_model_file
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.trained import load_model
@@ -261,7 +261,7 @@ def _is_shipped(model: Path) -> bool:
 
 
 def _model_file(model: Path) -> Path:
-    """Return the file of a model: of a shipped one by its name, or the one in a folder."""
+    """Return the path of a model's file: a shipped model's by its name, else the one in a training run's folder."""
     from tilewise.costmodel.models.files import model_path, shipped_file
 
     return shipped_file(str(model)) if _is_shipped(model) else model_path(model)
@@ -289,6 +289,7 @@ def _is_measured_on(device: str, data: Dataset) -> bool:
 
 
 def _train_trees_if_possible(data: Dataset, seed: int) -> Any:
+    """Train gradient-boosted trees; without LightGBM, print why not and return None."""
     from tilewise.costmodel.models.gbdt import train_gbdt
     from tilewise.errors import UnavailableError
 
@@ -300,6 +301,7 @@ def _train_trees_if_possible(data: Dataset, seed: int) -> Any:
 
 
 def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
+    """Print the metrics of every model on a split, and the metrics per program if `by_program` is set."""
     configs = pluralize(evaluation.configs, "configuration")
     title = f"{evaluation.split}: {pluralize(evaluation.kernels, 'kernel')}, {configs}"
     if any(interval.low != interval.high for row in evaluation.rows for interval in row.metrics.values()):

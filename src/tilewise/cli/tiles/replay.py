@@ -59,7 +59,7 @@ def replay(
 
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
-    """Replay tuning with the model withheld, and print the comparison."""
+    """Replay tuning without a cost model, and print what earlier problems save on the next."""
     from tilewise.tune.search.replay import replay_without_model
 
     result = replay_without_model(collection, seed=seed)
@@ -69,7 +69,7 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
 
 
 def table(result: Replay) -> list[str]:
-    """Format the comparison as lines of text."""
+    """Format a replay's comparison of strategies as lines of text."""
     from tilewise.tune.search.calibration import claims_text
     from tilewise.tune.search.replay import COMPARED
 
@@ -89,7 +89,7 @@ def _name_column_width(strategies: Sequence[Strategy]) -> int:
 
 
 def _regrets(about: str, strategies: Sequence[Strategy], budgets: Sequence[int]) -> list[str]:
-    """Format the mean regret: one line per strategy, one column per number of measurements in `budgets`."""
+    """Format mean regrets (slowdown against the best): one line per strategy, one column per measurement budget."""
     width = _name_column_width(strategies)
     lines = [
         f"{about}: mean % slower than the best, by number of measurements",
@@ -111,6 +111,7 @@ def _comparisons(comparisons: Sequence[StrategyComparison]) -> list[str]:
 
 
 def _format_comparison(c: StrategyComparison) -> str:
+    """Format what one strategy saves over another after some measurements, in percent with its 95 % interval."""
     if c.saving == c.low == c.high == 0:
         return f"  after {c.measurements:2d}: the same choice for every kernel"
     saving_text = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))

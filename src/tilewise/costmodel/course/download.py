@@ -70,7 +70,7 @@ class RemoteFile:
         return path.is_file() and path.stat().st_size == self.size
 
     def bytes_present(self, folder: Path) -> int:
-        """Return how many bytes of this version are on the disk."""
+        """Return how many bytes of this version of the file are already in `folder`."""
         if self.is_complete(folder):
             return self.size
         partial = self.partial_path(folder)
@@ -155,7 +155,7 @@ def download_split(split: str, plan: DownloadPlan, data_root: Path, report: Repo
 
 
 def _describe(base_url: str, name: str) -> RemoteFile:
-    """Ask the server for a file's size, validator and MD5."""
+    """Ask the server for the size, ETag and MD5 of the file `name`."""
     url = urllib.parse.urljoin(base_url, name)
     try:
         with _open(url, {}, method="HEAD") as response:
@@ -173,7 +173,7 @@ def _describe(base_url: str, name: str) -> RemoteFile:
 
 
 def _parse_md5(headers: list[str]) -> str:
-    """Return the MD5 of Google's ``crc32c=…,md5=<base64>`` headers in hexadecimal, or an empty text."""
+    """Return the MD5 in Google's headers ``crc32c=…,md5=<base64>`` as hexadecimal, or ""."""
     for entry in ",".join(headers).split(","):
         key, _, value = entry.strip().partition("=")
         if key == "md5":
@@ -183,6 +183,7 @@ def _parse_md5(headers: list[str]) -> str:
 
 
 def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
+    """Send a request and return the open response; every redirect is checked like the address itself."""
     _check_address(url)
     request = urllib.request.Request(url, headers=headers, method=method)
     return urllib.request.build_opener(_CheckedRedirects).open(request, timeout=_TIMEOUT_S)
@@ -205,7 +206,7 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int | None = None) -> None:
-    """Continue the partial file over one connection, up to `stop_at` bytes or the end."""
+    """Continue a partial file over one connection, up to `stop_at` bytes (None: the end)."""
     folder.mkdir(parents=True, exist_ok=True)
     offset = remote.bytes_present(folder)
     end = remote.size if stop_at is None else stop_at
@@ -371,6 +372,7 @@ def _checked_files(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
 
 
 def _move_files(unfinished: Path, folder: Path) -> None:
+    """Move the files of each subfolder of `unfinished` into the same subfolder of `folder`."""
     for file in sorted(unfinished.glob("*/*")):
         target = folder / file.relative_to(unfinished)
         target.parent.mkdir(exist_ok=True)

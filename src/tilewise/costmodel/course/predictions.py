@@ -65,7 +65,7 @@ def write_layout_predictions(path: Path, collection: str, rankings: Rankings) ->
 
 
 def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERNEL) -> int:
-    """Write exactly `per_kernel` configurations per kernel; return the number of kernels that have fewer."""
+    """Write exactly `per_kernel` configuration numbers per kernel; return how many kernels have fewer."""
     lines, n_short = [HEADER], 0
     for name, ranking in rankings.items():
         if not len(ranking):
@@ -77,7 +77,7 @@ def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERN
 
 
 def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
-    """Return the sentence about kernels with fewer configurations than a row; empty if there are none."""
+    """Say how many kernels have fewer configurations than a row of the file; "" for none."""
     if not n_short:
         return ""
     kernels = "1 kernel has" if n_short == 1 else f"{n_short} kernels have"
@@ -85,7 +85,7 @@ def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
 
 
 def read_predictions(path: Path) -> dict[str, list[int]]:
-    """Read the rows of a predictions file by ID."""
+    """Read a predictions file: each row's ID and configuration numbers, best first."""
     rows: dict[str, list[int]] = {}
     for number, line in _lines(path):
         identifier, _, configs = line.partition(",")
@@ -234,7 +234,7 @@ def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path)
 
 
 def _tile_notes(n_predicted: int, n_placeholders: int, n_unused: int) -> list[str]:
-    """Return a sentence about placeholders and one about unused predictions, if there are any."""
+    """Say how many placeholders and unused predictions there are: up to two sentences."""
     notes = []
     if n_placeholders:
         total = n_predicted + n_placeholders
@@ -256,7 +256,7 @@ def _layout_notes(ids: Sequence[str], rankings: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    """Return the numbered lines after the header, without empty ones."""
+    """Yield (line number, line) after the header, without empty lines."""
     lines = read_text_input(path, _MAX_FILE_BYTES).splitlines()
     if not lines or lines[0].strip() != HEADER:
         raise FileFormatError(f"{path} does not start with the line {HEADER}.")
@@ -264,7 +264,7 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
 
 
 def _parse_indices(text: str, where: str) -> list[int]:
-    """Parse configuration numbers that are separated by semicolons."""
+    """Parse configuration numbers separated by semicolons; `where` opens the error messages."""
     words = text.split(";")
     # `isdigit` accepts digits of other scripts, and `int` accepts any length.
     if not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):

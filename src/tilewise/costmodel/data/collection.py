@@ -86,20 +86,21 @@ def _split_by_kernel(arrays: dict[str, Array], count: int) -> Sequence[dict[str,
 
 
 def _row_counts(array: Array, count: int) -> npt.NDArray[np.int64]:
-    """Check an array of counts from a file: one non-negative integer per kernel."""
+    """Return an array of a file as int64 after checking that it has one non-negative integer per kernel."""
     if array.shape != (count,) or array.dtype.kind not in "iu" or (array < 0).any():
         raise ValueError("counts")
     return array.astype(np.int64)
 
 
 def _measured_kernel(name: str, arrays: dict[str, Array], problem: Any, schema: Schema, path: Path) -> MeasuredKernel:
+    """Build a kernel from its arrays as stored in an npz file, with the noise of its measurements if stored."""
     kernel_arrays = [arrays[key] for key in KERNEL_ARRAYS]
     kernel = make_kernel(name, *kernel_arrays, width=schema.width, where=f"{path}: {name}")
     return attach_noise(kernel, arrays, problem)
 
 
 def attach_noise(kernel: Kernel, noise: Mapping[str, Array], problem: Any) -> MeasuredKernel:
-    """Attach deviations and repeats; without them every configuration counts as timed once."""
+    """Add the deviation and number of repeats of each runtime; without them each was timed once."""
     unknown = np.full(kernel.n_configs, np.nan, np.float32)
     deviation = noise.get("deviation", unknown).astype(np.float32)
     repeats = noise.get("repeats", np.ones(kernel.n_configs)).astype(np.uint16)

@@ -165,7 +165,7 @@ def _repeat_deviation(kernel: Kernel, target: Floats) -> Floats:
 def _summarize(
     name: str, schema: Schema, splits: dict[str, SplitCount], kernels: list[_KernelFigures]
 ) -> CollectionSummary:
-    """Group the kernels by family and by program, and compute the figures of each group."""
+    """Compute the figures of a collection: per split, per family and per program."""
     by_family = _group(kernels, lambda figures: figures.family)
     by_program = _group(kernels, lambda figures: figures.kernel.program)
     fixed_loss = {kernel: loss for members in by_family.values() for kernel, loss in _fixed_losses(members).items()}
@@ -184,6 +184,7 @@ def _summarize(
 
 
 def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]) -> dict[str, list[_KernelFigures]]:
+    """Group kernels by `key`, sorted by key."""
     groups: dict[str, list[_KernelFigures]] = defaultdict(list)
     for figures in kernels:
         groups[key(figures)].append(figures)
@@ -191,7 +192,7 @@ def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], st
 
 
 def _fixed_losses(members: list[_KernelFigures]) -> dict[str, float]:
-    """Choose the best fixed configuration of a family on its train kernels; return each kernel's loss with it."""
+    """Choose the best fixed configuration of a family on its train kernels; return each kernel's loss by name."""
     train = [figures for figures in members if figures.split == "train"] or members
     # Kernels have different sets of configurations. A kernel without a configuration runs its default, so a
     # configuration is compared by the sum, over the kernels that have it, of its loss minus the default's loss.
@@ -204,7 +205,7 @@ def _fixed_losses(members: list[_KernelFigures]) -> dict[str, float]:
 
 
 def _loss_of(figures: _KernelFigures, config: bytes) -> float:
-    """Return the loss of a configuration on a kernel, or the default's loss if the kernel lacks it."""
+    """Return how much slower than its best a kernel is with a configuration, or with the default if it lacks that."""
     rows = zip(figures.kernel.config_feat, figures.slowdown, strict=True)
     slowdowns = [slowdown for row, slowdown in rows if row.tobytes() == config]
     return float(min(slowdowns)) - 1 if slowdowns else figures.default_loss

@@ -53,7 +53,7 @@ class Kernel:
 
     @property
     def target(self) -> npt.NDArray[np.float64]:
-        """Runtime divided by the default configuration's runtime: (c,), below 1 is faster than the default."""
+        """Return runtimes divided by the default configuration's: (c,), below 1 is faster than the default."""
         if not self.labelled:
             raise FileFormatError(f"Kernel {self.name} has no runtimes: its split is unlabelled.")
         return np.asarray(self.runtime / self.normalizer, dtype=np.float64)

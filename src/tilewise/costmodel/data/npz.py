@@ -93,7 +93,7 @@ def open_zip(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
 
 
 def list_members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
-    """List the arrays of the archive by name."""
+    """Map the names of an archive's arrays to their entries; a repeated name raises `FileFormatError`."""
     infos = archive.infolist()
     if len(infos) > _MAX_MEMBERS:
         raise FileFormatError(f"{path} contains {len(infos)} members; a kernel file has six.")

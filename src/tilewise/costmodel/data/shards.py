@@ -163,7 +163,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
-    """Read every kernel file and write the flat files; all kernels must have runtimes, or none."""
+    """Read every npz file and write the flat files of a split; all kernels must have runtimes, or none."""
     labelled: bool | None = None
     with SplitWriter(folder) as writer:
         for path in track(files, label, len(files), progress):
@@ -175,7 +175,7 @@ def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, pr
 
 
 def _open(folder: Path, schema: Schema) -> Split:
-    """Map the flat files of a folder; raise `FileFormatError` if they do not match the index."""
+    """Memory-map the flat files of a folder as a split; raise `FileFormatError` if they do not match the index."""
     # Columns that are not listed here have one number per row.
     widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
     try:
@@ -228,7 +228,7 @@ def read_folder(root: Path) -> Collection:
 
 
 def _from_file(path: Path, schema: Schema) -> MeasuredKernel:
-    """Read one kernel file and, if it has them, its arrays of repeats and deviations."""
+    """Read one kernel file, with its arrays of repeats and deviations if it has them."""
     kernel = read_kernel(path, schema.width)
     name_of_key = {f"config_{name}": name for name in NOISE_KEYS}
     noise = {name_of_key[key]: array for key, array in read_npz(path, (), tuple(name_of_key)).items()}
@@ -264,6 +264,7 @@ def track(items: Iterable[Item], label: str, total: int, enabled: bool = True) -
 
 
 def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    """Yield the items, showing a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import track as rich_track
 
@@ -271,7 +272,7 @@ def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 
 
 def _with_progress_lines(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Yield the items, and print a line of progress to stderr now and then."""
+    """Yield the items, and print a line of progress to stderr every few seconds."""
     start = last_report = time.monotonic()
     for count, item in enumerate(items):
         now = time.monotonic()

@@ -82,7 +82,7 @@ class TileReading(NamedTuple):
 
 
 def tiled_tensor(node: npt.NDArray[Any]) -> TiledTensor:
-    """Read the tensor of one node's 140 features."""
+    """Read shape, layout and element type of a node's output from its 140 features."""
     shape = [int(size) for size in node[SHAPE] if size > 0]
     rank = len(shape)
     minor_to_major = [int(dimension) for dimension in node[LAYOUT][:rank]]
@@ -131,7 +131,7 @@ def _operands(edges: npt.NDArray[Any], consumer: int) -> list[int]:
 
 
 def _contraction(node: npt.NDArray[Any], index: int, operands: list[int]) -> TileReading:
-    """Read a convolution or dot; edges are sorted, so that the filter is the operand whose sizes fit."""
+    """Find output, filter and input of a convolution or dot; edges are sorted, so sizes tell which operand is which."""
     fields, output = node[index], tiled_tensor(node[index])
     pairs = [(operands[0], operands[-1]), (operands[-1], operands[0])]
     for entry, weights in pairs:
@@ -193,7 +193,7 @@ def _fits(
     features: tuple[int, int],
     contraction: tuple[int, int],
 ) -> bool:
-    """Compare the sizes of output features; input features of a grouped convolution are a multiple."""
+    """Tell whether the sizes of output, input and filter agree; a grouped convolution's input has more features."""
     same_features = bool(out[features[0]] == filters[features[1]])
     return same_features and source[contraction[1]] % max(filters[contraction[0]], 1) == 0
 
@@ -252,7 +252,7 @@ def estimate_runtime(
 def _times(
     iterations: Floats, scratchpad: Floats, innermost: Floats, bytes_moved: Floats, mxu: Floats
 ) -> dict[str, Floats]:
-    """Return the quantities of all iterations, with a rough estimate of the runtime in nanoseconds."""
+    """Collect a kernel's tile quantities by name, with a rough estimate of its runtime in nanoseconds."""
     memory, compute = bytes_moved / _BYTES_PER_NS, iterations * mxu / MXU_ROWS_PER_NS
     return {
         "iterations": iterations,
@@ -270,7 +270,7 @@ def _bounds(config: npt.NDArray[Any], name: str, rank: int) -> Floats:
 
 
 def _input_elements(reading: TileReading, output: Floats, filters: Floats) -> Floats:
-    """Return the elements (C, rank) of the input that a tile of a contraction reads."""
+    """Return how many input elements per dimension a tile of a contraction reads: (C, rank)."""
     source = reading.input
     assert source is not None
     rank = len(source.sizes)

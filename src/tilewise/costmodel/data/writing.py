@@ -26,7 +26,7 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip: equal arrays g
 
 
 def npz_bytes(arrays: Mapping[str, Array], level: int | None = None) -> bytes:
-    """Encode arrays like `numpy.savez_compressed`; `level` is zlib's."""
+    """Encode arrays as a compressed npz file; `level` is zlib's, 0 to 9."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for key, array in arrays.items():
@@ -116,7 +116,7 @@ class SplitWriter:
             write_atomic(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
 
     def add(self, kernel: Kernel, **extra_arrays: Array) -> None:
-        """Append a kernel, and further arrays of it under their names."""
+        """Append a kernel to the split's flat files, with further arrays by name."""
         for column, dtype, stream in self._columns:
             stream.write(np.ascontiguousarray(getattr(kernel, column), dtype).tobytes())
         for name, array in extra_arrays.items():
@@ -128,6 +128,7 @@ class SplitWriter:
         self._counts["configs"].append(len(kernel.config_feat))
 
     def _stream(self, name: str) -> IO[bytes]:
+        """Return the open file of the array `name`, creating it at first use."""
         if name not in self._streams:
             self._streams[name] = (self._folder / f"{name}.bin").open("wb", buffering=1 << 20)
         return self._streams[name]

@@ -73,7 +73,7 @@ class MatrixProduct:
 
 
 def as_product(kernel: Kernel) -> MatrixProduct:
-    """Read the matrix product, or the convolution as one, from a kernel's graph."""
+    """Read the matrix product that a kernel's graph computes; a convolution counts as the product it amounts to."""
     sizes = kernel_sizes(kernel).tolist()
     # Shapes of the heaviest operation and of its operands.
     heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in (1, 2, 3))
@@ -296,7 +296,7 @@ def _thread_features(p: MatrixProduct, t: _Tile, threads: Column) -> list[Any]:
 
 
 def _default_features(p: MatrixProduct, default: Column, threads: Column) -> list[Any]:
-    """Mark the default configuration, by kind and shape: for some shapes it runs code without tiles."""
+    """Mark the default configuration by kind and shape: for some shapes it runs a kernel without tiles."""
     product = 0.0 if p.convolution or p.element_bytes == 1 else 1.0
     kinds = (p.a_transposed, p.b_transposed)
     return [
@@ -351,7 +351,7 @@ def _cpu_machine(
 
 
 def _blocks(p: MatrixProduct, bounds: Column) -> tuple[Any, Any, Any]:
-    """Return rows, columns and depth of a block."""
+    """Return rows, columns and depth of a block from the bounds columns (24, C)."""
     if p.convolution:
         rows = np.maximum(bounds[_OUTPUT + 2] * np.maximum(bounds[_OUTPUT + 3], 1), 1)
         return rows, np.maximum(bounds[_OUTPUT + 1], 1), p.k
@@ -437,7 +437,7 @@ class CpuFeatures:
     def _scaled(
         self, kernel: Kernel, rows: npt.NDArray[np.int64] | None, centre: Floats, scale: Floats, bound: float
     ) -> Floats:
-        """Compute clip((feature - centre) * scale, -bound, bound), by the compiled kernel if there is one."""
+        """Compute clip((feature - centre) * scale, -bound, bound), natively if the extension is there."""
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != int(self.width[0]):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")

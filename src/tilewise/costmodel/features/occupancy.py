@@ -74,7 +74,7 @@ def element_bytes(kernel: Kernel) -> float:
 
 
 def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """Compute (FEATURE_COUNT, C) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
+    """Compute logarithms of occupancy, waves and traffic, (FEATURE_COUNT, C); `sizes` are `ranker.kernel_sizes`."""
     config = config.astype(np.float64)
     root, heavy, first, second = sizes[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
     tensors = root, first, second
@@ -139,7 +139,7 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
 
 
 def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numbers) -> Numbers:
-    """Resident blocks of a multiprocessor: the smallest of the limits by shared memory, warps and registers."""
+    """Return the blocks that a multiprocessor runs at once: the least that shared memory, warps and registers allow."""
     by_memory, by_warps = np.floor(gpu.shared_bytes / staged), np.floor(SM_90.max_warps / warps)
     block_registers = (per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps
     by_registers = np.floor(SM_90.registers_per_multiprocessor / block_registers)
@@ -148,7 +148,7 @@ def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numb
 
 
 def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: list[float], element: float) -> Numbers:
-    """Shared memory of a product: a tile of each operand per stage, or one tile where it cannot be copied ahead."""
+    """Return a product's bytes of shared memory: one tile of each operand per stage that is copied ahead."""
     first, second = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
     stages = np.maximum(config[:, gpu.stages], 1)
     if min(load_bytes[1:]) >= _MIN_ASYNC_COPY_BYTES:
@@ -181,7 +181,7 @@ def _load_width(row_elements: int, element: float) -> float:
 
 
 def _tile_count(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
-    """Count the tiles that cover a tensor; a dimension missing in either counts as one tile."""
+    """Count the tiles that cover a tensor; a dimension that either lacks counts as one tile."""
     count: Numbers = np.ones(len(tile), tile.dtype)
     for dimension, length in enumerate(size.tolist()):
         if length > 0:

@@ -57,7 +57,7 @@ MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Return the size slots: root, heaviest operation, its first two operands (six each), window, stride."""
+    """Return the size slots: six each of root, heaviest operation and its two operands, then window and stride."""
     feat = kernel.node_feat
     # A graph without a marked root ends with its root.
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
@@ -94,7 +94,7 @@ def _work(kernel: Kernel, node: int) -> tuple[float, float, int]:
 
 
 def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Return logarithms of counts and volumes of the whole graph, and the number of its parameters."""
+    """Return logarithms of the graph's counts and volumes, and its number of parameters."""
     volume = np.maximum(kernel.node_feat[:, _SHAPE].astype(np.float64), 1).prod(axis=1)
     parameters = volume[kernel.node_opcode == OPCODE_NUMBER["parameter"]]
     counts = kernel.n_nodes, len(kernel.edge_index), parameters.sum(), volume.max(), volume.sum(), len(parameters)
@@ -235,7 +235,7 @@ def _table_names() -> list[str]:
 
 
 def _tile_features(tile: Floats, size: npt.NDArray[np.float64]) -> list[Floats]:
-    """Return log2 of the number of tiles that cover a size, and log2 of padded over real size."""
+    """Return log2 of the number of tiles that cover a size, and log2 of padded over real size: each (C,)."""
     tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
     count = np.ceil(size / tile)
     return [np.log2(count), np.log2(np.minimum(tile * count / size, np.float32(MAX_PADDING)))]

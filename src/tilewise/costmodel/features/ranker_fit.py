@@ -89,7 +89,7 @@ def fit_ranker(split: Split) -> RankerFeatures:
 
 
 def prior(features: RankerFeatures) -> tuple[int, float]:
-    """Return the own column of the estimated runtime, and the factor that makes it a natural logarithm."""
+    """Return the input column of the estimated runtime, and the factor that makes it a natural logarithm."""
     if TILE_FEATURE_COUNT - 1 not in features.tile_columns:
         return -1, 0.0
     # The estimate is the last of all tile features.
@@ -222,7 +222,7 @@ def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArra
 
 
 def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return mean and inverse deviation of each column; a constant column gets the factor 0."""
+    """Return each column's mean and the inverse of its deviation; 0 for a constant column."""
     deviation = raw.std(axis=0, dtype=np.float64)
     factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
     return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)

@@ -30,7 +30,7 @@ class MinMax:
 
     @classmethod
     def fit(cls, split: Split) -> MinMax:
-        """Measure the range of every column of the train split."""
+        """Find minimum and maximum of every column of the train split."""
         if not len(split):
             raise ConfigurationError("The train split is empty, so feature ranges cannot be fitted to it.")
         return cls(*extremes(split.column("node_feat")), *extremes(split.column("config_feat")))

@@ -77,7 +77,7 @@ def parse_message(message: Any, content: bytes, what: str) -> Any:
 
 
 def _features(instruction: Any, is_root: bool) -> list[int]:
-    """Return the 140 numbers of one instruction in the order of `NODE_FEATURES`; column 1 is always zero."""
+    """Return the 140 numbers of an instruction in the order of `NODE_FEATURES`; column 1 is always zero."""
     return [
         int(is_root),
         0,
@@ -207,6 +207,7 @@ def serialize_jax(target: str) -> bytes:
 
 
 def _jax() -> Any:
+    """Import JAX; raise `UnavailableError` if it is not installed."""
     try:
         return importlib.import_module("jax")
     except ImportError as error:
@@ -214,7 +215,7 @@ def _jax() -> Any:
 
 
 def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Import the function and its example arguments."""
+    """Import ``module:function`` and return the function with its example arguments, ``function_args``."""
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name.isidentifier():
         raise ConfigurationError(f"{target!r} does not name a function; write package.module:function.")

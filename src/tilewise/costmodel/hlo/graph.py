@@ -78,7 +78,7 @@ class GraphBuilder:
         minor_to_major: Sequence[int] | None = None,
         **features: int,
     ) -> HloNode:
-        """Add an instruction.
+        """Add an instruction with its result's shape and dtype, and return its node.
 
         `dimensions` has HLO's meaning: the result dimensions of a broadcast's operand, or those that a reduce removes.
         """

@@ -131,7 +131,7 @@ def _build_layout_graph(file: Any, path: Path) -> LayoutGraph:
 
 
 def _usable_runs(module: Any) -> tuple[list[Any], str]:
-    """Return the valid runs of a module, and a reason if they cannot be used."""
+    """Return the valid runs of a module, and "" or the reason why they cannot be used."""
     runs = [run for run in module.runs if not run.has_error and run.execution_profile.compute_time_ns > 1]
     if not runs:
         return runs, "it has no valid run"

@@ -64,7 +64,7 @@ class LayoutSAGE(LayoutModel):
         self.head = Stack(hidden, (hidden, 1), "leaky_relu")
 
     def encode(self, segment: GraphSegment, config: Tensor, references: int) -> Tensor:
-        """Encode a segment; the references are not used."""
+        """Encode a segment for K configurations as (K, width); `references` is not used."""
         nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
         x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
         config_encoding = self.configs(config.float() / DIMENSIONS).transpose(0, 1)  # (p, K, H)
@@ -122,6 +122,7 @@ class LayoutAttention(LayoutModel):
         return torch.cat([x.sum(0) / segment.graph_nodes, torch.einsum("s,skh->kh", share, x)], 1)  # (K, 2H)
 
     def score(self, pooled: Tensor, references: int) -> Tensor:
+        """Score configurations by pooled features (configs, width); the first `references` are attended to."""
         if self.last is not None:
             pooled = pooled + self.last(pooled[None], references)[0]
         return self.head(pooled)[:, 0]
@@ -140,7 +141,7 @@ class ConfigAttention(Layer):
         self.out = Dense(width, width)
 
     def forward(self, x: Tensor, references: int) -> Tensor:
-        """Attend from all K configurations to the first `references` of them."""
+        """Attend from all K configurations (K, width) to the first `references` of them."""
         y = self.norm(x)
         reference = y[:, :references]
         q, k, v = (self._split_heads(z) for z in (self.queries(y), self.keys(reference), self.values(reference)))

@@ -76,7 +76,7 @@ def write_synthetic(
 
 
 def _random_program(rng: np.random.Generator, source: str, nodes: int) -> GraphBuilder:
-    """Generate a chain of blocks with residual connections."""
+    """Generate a chain of about `nodes` nodes: blocks with residual connections."""
     program = GraphBuilder()
     a, b, c, d = (_random_size(rng) for _ in range(4))
     shape = (a, b // 2 + 1, c // 2 + 1, d) if source == "xla" else (a, b, c)
@@ -97,7 +97,7 @@ def _random_size(rng: np.random.Generator) -> int:
 
 
 def _add_block(rng: np.random.Generator, program: GraphBuilder, last: HloNode, source: str, channels: int) -> HloNode:
-    """Add a block that reads `last`; return its output."""
+    """Add a convolution or product block after `last` to the program; return its output."""
     shape = last.shape
     if rng.random() < 0.15:
         last = program.add("reshape", (*shape[:-2], shape[-1], shape[-2]), "f32", last)

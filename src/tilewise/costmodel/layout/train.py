@@ -147,7 +147,7 @@ class _LayoutRun(ResumableRun):
         return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": nan_mean(accuracies)}
 
     def _learn(self, index: int, rng: np.random.Generator, weight: float) -> tuple[float, float]:
-        """Add the gradient of a sample of one graph; return its loss and the share of pairs in the right order."""
+        """Add the gradient from some configurations of one graph; return the loss and the share of pairs in order."""
         import torch
 
         from tilewise.costmodel.metrics import opa
@@ -189,6 +189,7 @@ class _LayoutRun(ResumableRun):
         return trained
 
     def _fingerprint(self) -> str:
+        """Hash the settings and the data's names and sizes, by which a checkpoint recognizes its run."""
         splits = [[(g.name, g.n_nodes, g.n_configs) for g in split] for split in (self.data.train, self.data.valid)]
         # A checkpoint is resumed only by a run with the same settings and data.
         text = json.dumps([self.settings.as_dict(), self.split_settings, splits], sort_keys=True)

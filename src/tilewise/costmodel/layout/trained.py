@@ -51,7 +51,7 @@ class TrainedLayoutModel:
     record: dict[str, Any]
 
     def score(self, graph: LayoutGraph, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """Score all configurations, or those of the given rows: (K,), lower is faster."""
+        """Score all configurations, or those of the given rows, as (K,); lower is faster."""
         with report_misfit(str(self.record["model"])):
             segments = split_graph(graph, self.scaling, self.record["hops"], self.record["segment_nodes"])
             return score_graph(self.module, graph, segments, rows)
@@ -66,7 +66,7 @@ class TrainedLayoutModel:
 def score_graph(
     module: LayoutModel, graph: LayoutGraph, segments: Sequence[GraphSegment], rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Score the configurations of the given rows, or all: (K,)."""
+    """Score a graph's configurations, or those of the given rows, a chunk at a time: (K,)."""
     import torch
 
     rows = np.arange(graph.n_configs) if rows is None else rows

@@ -102,7 +102,7 @@ class _Measurements:
 
 
 def _slope(measurements: Sequence[_Measurements]) -> float:
-    """Regress log runtime on the scores within kernels; 1 if the scores do not vary."""
+    """Regress log runtime on the model's scores within kernels; 1 if the scores do not vary."""
     centred = [(m.centred(m.scores), m.centred(m.logs), m.weights) for m in measurements]
     covariance = sum(w @ (s * y) for s, y, w in centred)
     variance = sum(w @ (s * s) for s, _, w in centred)
@@ -111,7 +111,7 @@ def _slope(measurements: Sequence[_Measurements]) -> float:
 
 
 def _fit(measurements: Sequence[_Measurements]) -> tuple[float, Any]:
-    """Fit the slope of the scores, then trees to the residual."""
+    """Fit the slope of the model's scores, then trees to what remains; returns both."""
     slope = _slope(measurements)
     table, weights = (np.concatenate([getattr(m, name) for m in measurements]) for name in ("table", "weights"))
     residual = np.concatenate([m.logs - slope * m.scores for m in measurements])

@@ -176,7 +176,7 @@ def _restored_familiarity(tensors: dict[str, npt.NDArray[Any]], file: Path) -> F
 
 
 def _is_member(member: Any) -> bool:
-    """Check one entry of the record's list: a positive weight and the record of a model that is not a blend."""
+    """Tell whether an entry of a blend's record is a positive weight with the record of a model that is no blend."""
     weight = member.get("weight") if isinstance(member, dict) else None
     weighted = isinstance(weight, int | float) and 0 <= weight < 1e9
     return weighted and isinstance(member.get("record"), dict) and member["record"].get("model") != BLEND
@@ -225,7 +225,7 @@ class Familiarity:
 
 
 def _description(kernel: Kernel) -> Floats:
-    """Return which operations and types a kernel has, and the logarithms of its sizes."""
+    """Describe a kernel by its operations and types (0 or 1) and the logarithms of its sizes."""
     present = np.zeros(N_OPCODES)
     present[kernel.node_opcode] = 1
     sizes = np.log2(np.maximum(kernel_sizes(kernel), 0) + 1)

@@ -46,7 +46,7 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 
 @contextlib.contextmanager
 def report_misfit(name: str) -> Iterator[None]:
-    """Turn the errors of weights that do not fit the features into one sentence: a file can hold any tensors."""
+    """Turn exceptions about weights that do not fit the features into one sentence about the model `name`."""
     try:
         yield
     except TilewiseError:

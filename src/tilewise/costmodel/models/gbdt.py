@@ -213,6 +213,7 @@ def restore_gbdt(file: ModelFile) -> GBDT:
 
 
 def _lightgbm() -> Any:
+    """Import LightGBM; raise `UnavailableError` if it is not installed."""
     try:
         import lightgbm
     except ImportError as error:
@@ -247,7 +248,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _head(header: dict[str, str], features: int, averages: bool) -> str:
-    """Write the header that LightGBM needs for prediction."""
+    """Rewrite the header of LightGBM's text format with what prediction needs."""
     names = " ".join(f"Column_{number}" for number in range(features))
     lines = [
         "tree", "version=v4", "num_class=1", "num_tree_per_iteration=1", "label_index=0",
@@ -259,7 +260,7 @@ def _head(header: dict[str, str], features: int, averages: bool) -> str:
 
 
 def _tree(fields: dict[str, str], features: int) -> str:
-    """Check one tree and write it with placeholders for what prediction does not need."""
+    """Check one tree's fields and rewrite it, with placeholders for what prediction does not need."""
     leaves = _whole(fields["num_leaves"], _MAX_LEAVES, least=1)
     # tilewise trains neither; their extra lists would need checks of their own.
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
@@ -292,7 +293,7 @@ def _check_child(child: int, node: int, splits: int, leaves: int) -> None:
 
 
 def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
-    """Read a list of finite numbers of the expected length."""
+    """Return a field's list of finite numbers as text; raise an error unless it has `count` of them."""
     numbers = fields.get(name, "").split()
     if len(numbers) != count:
         raise ValueError(name)
@@ -300,13 +301,14 @@ def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
 
 
 def _checked_number(text: str) -> str:
+    """Return the text if it is a finite number in plain notation; raise `ValueError` otherwise."""
     if not math.isfinite(float(text)) or not re.fullmatch(r"[-+0-9.eE]{1,40}", text):
         raise ValueError(text)
     return text
 
 
 def _whole(text: str, most: int, least: int = 0) -> int:
-    """Parse an integer between `least` and `most`."""
+    """Parse an integer and check that it is between `least` and `most`."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise ValueError(text)
     return int(text)

@@ -61,7 +61,7 @@ class Scorer:
         write_tensors(Path(path), *self.contents())
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Score some configurations in float64."""
+        """Score the configurations in `rows` in float64, to separate those too close for float32."""
         with report_misfit(self.name):
             inputs = self.preparation.apply(kernel, rows)
             node: Any = inputs.node.astype(np.float64)
@@ -70,7 +70,7 @@ class Scorer:
             return np.asarray(self._score(float64_inputs), dtype=np.float64)
 
     def _score(self, inputs: ModelInputs) -> npt.NDArray[Any]:
-        """Score in the precision of the inputs."""
+        """Score all configurations of the inputs, in the inputs' dtype."""
         if self.name == "TileRanker":
             folded = self._folded_for(inputs.config.dtype)
             return ranker.score_rows(folded, ranker.encode(folded, inputs), inputs.config)
@@ -87,7 +87,7 @@ class Scorer:
         return baselines.score(self.name, weights, self.kwargs, inputs)
 
     def _folded_for(self, dtype: np.dtype[Any]) -> ranker.FoldedWeights:
-        """Fold the weights in this precision, once."""
+        """Return the weights rearranged for scoring in this dtype, from a cache."""
         if dtype.name not in self._folded:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = ranker.fold(weights, self.kwargs)

@@ -92,7 +92,7 @@ def load_model(
 
 
 def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
-    """Build the model of a validated file; weights are compared with the model's shapes first."""
+    """Build the model of a validated file after comparing the weights with the model's shapes."""
     # Trees and the ridge model need no torch.
     if file.record["model"] in ("GBDT", RIDGE):
         return restore_scorer(file, path)

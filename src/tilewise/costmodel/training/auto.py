@@ -143,7 +143,7 @@ def _select(
     *,
     max_seconds: float = 0.0,
 ) -> TrainedModel | GBDT | Blend:
-    """Select a model or build a blend by the valid errors; a blend's errors are added to `errors`."""
+    """Select a model, or build a blend, by the validation errors; a blend's errors are added to `errors`."""
     names = _blend_names(errors)
     selected: TrainedModel | GBDT | Blend = models[names[0]]
     if "GBDT" in names:
@@ -317,7 +317,7 @@ def train_winners(
 
 
 def _without(dataset: Dataset, programs: set[str]) -> Dataset:
-    """Return the train kernels of other programs as train split and those of `programs` as valid split."""
+    """Return a dataset whose valid split is the train kernels of `programs`, and whose train split is the others."""
     sides: tuple[list[Kernel], list[Kernel]] = ([], [])
     for kernel in dataset.train:
         sides[kernel.program in programs].append(kernel)

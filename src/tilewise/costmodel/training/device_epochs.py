@@ -118,7 +118,7 @@ class DeviceSplit:
 
     @staticmethod
     def fits(cache: InputCache, width: int) -> bool:
-        """Tell whether a split is small enough; graphs are padded to the largest one."""
+        """Tell whether a split, its graphs padded to the largest, fits the memory set aside on the GPU."""
         nodes = max(len(kernel.node_opcode) for kernel in cache.kernels)
         rows = sum(kernel.n_configs for kernel in cache.kernels)
         node_bytes = len(cache) * nodes * (nodes + cache.preparation.node_width + 3) * 4
@@ -220,7 +220,7 @@ class DeviceEpochs:
         self._replay()
 
     def _captured(self) -> Callable[[], None]:
-        """Capture a step; the warm-up steps are undone, so that the run does not depend on them."""
+        """Capture a step into a CUDA graph; its warm-up steps are undone, so that the run does not depend on them."""
         optimizer, run = self.run.optimizer, self.run
         state = [optimizer.values, optimizer.mean, optimizer.square, self.total_loss]
         state += [optimizer.count] + ([run.average] if run.average is not None else [])

@@ -100,7 +100,7 @@ def run_fingerprint(dataset: Dataset, settings: TrainSettings) -> str:
 
 
 def _finished_model(folder: Path, fingerprint: str) -> TrainedModel | GBDT | None:
-    """Return the model in a folder if a run with this fingerprint has finished it; else None."""
+    """Return the model that a finished run with this fingerprint has left in a folder; else None."""
     try:
         model: Any = load_model(folder)
     except TilewiseError:
@@ -182,7 +182,7 @@ class TrainingRun(ResumableRun):
 
     @cached_property
     def device_epochs(self) -> DeviceEpochs | None:
-        """Whole epochs on the GPU; None where a model, a loss or a collection needs batches made on the host."""
+        """Return what trains whole epochs on the GPU; None if batches have to be made on the host."""
         if not self.device.startswith("cuda") or self.processes is not None or self.settings.model != "TileRanker":
             return None
         from tilewise.costmodel.training.device_epochs import DeviceEpochs, DeviceSplit
@@ -359,7 +359,7 @@ class TrainingRun(ResumableRun):
 
 
 def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
-    """Return every metric of one kernel."""
+    """Return every metric of one kernel by name, from targets and scores (C,)."""
     return {
         "opa": opa(target, scores),
         "tau": kendall_tau(target, scores),
@@ -398,7 +398,7 @@ def _nested_kernels(split: Split, settings: TrainSettings) -> tuple[Any, Any]:
 
 
 def resolve_device(name: str) -> str:
-    """Check a device name; `auto` is a GPU if there is one."""
+    """Return the device for a name; "auto" is a GPU if there is one."""
     if name != "auto" and name.partition(":")[0] not in ("cpu", "cuda"):
         raise ConfigurationError(f"device is cpu, cuda or auto, not {name!r}")
     try:

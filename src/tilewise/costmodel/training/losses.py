@@ -37,7 +37,7 @@ def list_mle(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubl
 
 
 def fastest_first(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """ListMLE with the fastest configuration first, as a tuner needs it.
+    """Compute ListMLE over orders from fastest to slowest and its gradient by the scores; arrays are (K, C).
 
     Positions near the top have larger weights, so that the order among slow configurations costs little.
     """
@@ -91,7 +91,7 @@ def _suffix_log_sums(s: Doubles, w: Doubles) -> tuple[float, Doubles]:
 
 
 def pairwise_hinge(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Sum the hinge loss of all pairs with different targets, divided by the number of slots as in TF-Ranking."""
+    """Return the hinge loss of pairs with different targets, divided by the slots as in TF-Ranking; its gradient."""
     s, count = scores / TEMPERATURE, mask.sum()
     slower = (target[:, :, None] > target[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     hinge = (1.0 - (s[:, :, None] - s[:, None, :])) * slower
@@ -111,7 +111,7 @@ def mean_absolute_error(scores: Doubles, target: Doubles, mask: Mask) -> tuple[f
 
 
 def log_mse(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Squared error of log runtime, after subtracting the mean error of each kernel."""
+    """Compute the squared error of log runtime, each kernel's mean error subtracted, and its gradient by the scores."""
     count = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     gap = (scores - np.log(np.maximum(target, 1e-9))) * mask
     gap = (gap - gap.sum(axis=1, keepdims=True) / count) * mask
@@ -187,6 +187,7 @@ class CombinedLoss:
 class _CombinedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target: Tensor, mask: Tensor, loss: CombinedLoss) -> Tensor:
+        """Compute the loss of scores against targets as a scalar tensor, and keep the gradient for `backward`."""
         s, t = (x.detach().cpu().double().numpy() for x in (scores, target))
         # The gradient is computed together with the value and reused in `backward`.
         value, grad = loss.with_gradient(s, t, mask.cpu().numpy())
@@ -215,7 +216,7 @@ def parse_losses(text: str) -> CombinedLoss:
 
 
 def _weight(text: str, term: str) -> float:
-    """Parse a weight; `term` is for the error message."""
+    """Parse the weight of a loss; `term` is the whole text, for the error message."""
     try:
         weight = float(text)
     except ValueError:

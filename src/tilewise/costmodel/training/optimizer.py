@@ -87,13 +87,14 @@ class FlatAdam:
         self._update()
 
     def _compiled_update(self) -> None:
+        """Update the flat parameter vector with one call of the native Adam kernel."""
         _kernels.adam_step(
             *self._vectors, lr=self.learning_rate, beta1=self.betas[0], beta2=self.betas[1], eps=self.epsilon,
             weight_decay=self.weight_decay, decoupled=True, step=self.step_count,
         )  # fmt: skip
 
     def _update(self) -> None:
-        """Update by torch operations, for GPUs and without the extension."""
+        """Update the parameters by torch operations: on GPUs and without the extension."""
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
@@ -111,7 +112,7 @@ class FlatAdam:
             moment.masked_fill_(moment.abs() < _DENORMAL_LIMIT, 0.0)
 
     def _clip(self, limit: float) -> None:
-        """Scale every gradient whose norm exceeds the limit."""
+        """Scale down each parameter's gradient whose norm exceeds the limit."""
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
         factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)

@@ -103,7 +103,7 @@ class ResumableRun:
                 break
 
     def _validate(self) -> dict[str, float]:
-        """Validate the moving average of the weights, if there is one."""
+        """Return the validation metrics, of the moving average of the weights if there is one."""
         current = self.optimizer.values.clone()
         if self.average is not None:
             self.optimizer.values.copy_(self.average)
@@ -145,7 +145,7 @@ class ResumableRun:
         }
 
     def _load_best(self) -> None:
-        """Set the module to the best weights and drop its gradients."""
+        """Set the module's weights to the best ones and drop its gradients."""
         self.optimizer.values.copy_(self.best_values)
         for parameter in self.module.parameters():
             parameter.grad = None

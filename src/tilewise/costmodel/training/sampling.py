@@ -73,7 +73,7 @@ class InputCache:
         return kernel.n_configs * self.preparation.config_width * 4 <= self._budget
 
     def _store(self, index: int, inputs: ModelInputs) -> ModelInputs:
-        """Cache the inputs if they fit the budget."""
+        """Cache the inputs of kernel `index` if they fit the memory budget, and return them."""
         size = inputs.node.nbytes + inputs.config.nbytes + inputs.edges.nbytes + inputs.opcode.nbytes
         if size <= self._budget:
             self._budget -= size

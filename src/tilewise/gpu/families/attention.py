@@ -27,7 +27,7 @@ from tilewise.tune.families.registry import Expected
 
 @cache
 def _space(head: int) -> tuple[Config, ...]:
-    """List the configurations for a head size, the default first."""
+    """List the configurations (block sizes, warps, stages) for a head size, the default first."""
     default = Config.of(block_m=128, block_n=64, warps=4 if head <= 64 else 8, stages=3)
     configs = [default]
     for block_m, block_n, warps, stages in product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)):
@@ -95,7 +95,7 @@ class TritonAttention:
         return problem.size("batch") * rows * problem.size("head") * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute attention in float32, one item of the batch at a time, and the tolerance."""
+        """Compute attention in float32, one item of the batch at a time; return it with the error that is allowed."""
         queries, keys = problem.size("queries"), problem.size("keys")
         # One item at a time: the float32 scores of a whole batch may not fit into memory.
         sharing = problem.size("heads") // problem.size("kv_heads")
@@ -117,7 +117,7 @@ class TritonAttention:
         return Expected(value, value.abs() * (2 * rounding) + weight_norm * (8 * rounding) + 1e-4)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Launch one program per block of queries and head."""
+        """Build grid and arguments: one program per block of queries and head."""
         grid = (
             math.ceil(problem.size("queries") / config.size("block_m")),
             problem.size("batch") * problem.size("heads"),
@@ -139,7 +139,7 @@ class TritonAttention:
 
 @cache
 def _binary(dtype: str, head: int, causal: bool, config: Config) -> Binary:
-    """Describe one compilation of `attention_kernel`."""
+    """Describe one compilation of `attention_kernel`: its dtype, constants and configuration."""
     element = f"*{DTYPES[dtype]}"
     signature = (
         *((name, element) for name in ("q", "k", "v", "out")),

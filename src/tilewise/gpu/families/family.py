@@ -109,7 +109,7 @@ def random_tensor(torch: Any, shape: Sequence[int], dtype: str, device: str, gen
 
 
 def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:
-    """Allocate an output and the larger buffer that it is the head of."""
+    """Allocate an output at the start of a larger buffer, whose end shows writes out of bounds; return both."""
     count = 1
     for size in shape:
         count *= size

@@ -65,7 +65,7 @@ class GroupedMatmul:
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16", "fp8"), "scales": ("none", "tensor", "block")}
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check the sizes; FP8 operands have scales, others do not."""
+        """Check the sizes of a grouped product; FP8 operands must have scales, others must not."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         if any(problem.size(name) % UNIT for name in ("n", "k")):
             raise ConfigurationError(f"n and k of a {self.name} must be multiples of {UNIT}.")
@@ -76,7 +76,7 @@ class GroupedMatmul:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """List the search space of the tools; a scale holds for `SCALE_BLOCK` columns, which bounds block_k."""
+        """List the configurations that vLLM's tuner searches; block_k is at most `SCALE_BLOCK` with block scales."""
         block_scaled = _scales(problem) == "block"
         tokens, _, experts = _routing_sizes(problem)
         default = default_config(tokens, experts, block_scaled)
@@ -127,12 +127,13 @@ class GroupedMatmul:
         return Operands(inputs, out, guarded, scratch)
 
     def bytes_moved(self, problem: Problem) -> int:
+        """Count the bytes read and written at least once: tokens, weights of experts in use, and 2-byte outputs."""
         tokens, top_k, experts = _routing_sizes(problem)
         n, k, size = problem.size("n"), problem.size("k"), ELEMENT_BYTES[_dtype(problem)]
         return (tokens * k + min(experts, tokens * top_k) * n * k) * size + 2 * tokens * top_k * n
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the product expert by expert in float32, and the tolerance."""
+        """Compute the product expert by expert in float32; return it with the error that is allowed."""
         _, top_k, experts = _routing_sizes(problem)
         k, inputs, per_block = problem.size("k"), operands.inputs, _scales(problem) == "block"
         a, routes = inputs["a"].float(), operands.scratch["routes"]
@@ -156,7 +157,7 @@ class GroupedMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Launch one program per tile of the padded rows; rows behind the last expert's are not launched."""
+        """Build grid and arguments: one program per tile of the padded rows, up to the last expert's."""
         block_m, inputs = config.size("block_m"), operands.inputs
         slots, experts = (operands.scratch[f"{name}{block_m}"] for name in ("slots", "experts"))
         rows, n = operands.out.shape
@@ -167,11 +168,13 @@ class GroupedMatmul:
         return Launch((programs, 1, 1), (*tensors, *sizes))
 
     def graph(self, problem: Problem) -> KernelGraph:
+        """Describe the grouped product to the cost model as one (batched) product over all routed tokens."""
         tokens, top_k, experts = _routing_sizes(problem)
         lead = experts if "experts" in problem else 0
         return matmul_graph("bf16", (lead, tokens * top_k, problem.size("n"), problem.size("k")), "nt", "none")
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """Return the tile of weights, output and input that one program works on, one size per dimension."""
         m, n, k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
         lead = [1] if "experts" in problem else []
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
@@ -204,7 +207,7 @@ def sort_by_expert(torch: Any, routes: Any, experts: int, block_m: int) -> tuple
 
 
 def _routing_sizes(problem: Problem) -> tuple[int, int, int]:
-    """Return tokens, experts per token and experts; a plain product has one expert."""
+    """Return (tokens, experts per token, experts) of a problem; a plain product has one expert."""
     if "experts" in problem:
         return problem.size("tokens"), problem.size("top_k"), problem.size("experts")
     return problem.size("m"), 1, 1
@@ -221,7 +224,7 @@ def _scales(problem: Problem) -> str:
 
 @cache
 def _binary(dtype: str, scales: str, routed: bool, config: Config) -> Binary:
-    """Describe one compilation of `grouped_kernel`."""
+    """Describe one compilation of `grouped_kernel`: its dtype, scales, constants and configuration."""
     constants: tuple[tuple[str, Value | bool], ...] = (
         ("UNIT", UNIT),
         ("ROUTED", routed),

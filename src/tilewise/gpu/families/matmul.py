@@ -38,7 +38,7 @@ _INTEGERS = ("m_units", "n_units", "k_units", "a_batch", "b_batch", "c_batch", "
 
 
 def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """List block sizes, warps and stages whose accumulators fit into registers and stages into shared memory."""
+    """List (block_m, block_n, block_k, warps, stages) that fit into registers and shared memory."""
     block_ks = (32, 64, 128) if element_bytes == 2 else (16, 32, 64)
     for block_m, block_n, block_k in product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), block_ks):
         for warps in (4, 8):
@@ -52,7 +52,7 @@ def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
 
 @cache
 def _space(element_bytes: int) -> tuple[Config, ...]:
-    """List the configurations, the default first.
+    """List the configurations for operands with elements of this many bytes, the default first.
 
     Each tile and warp count has two of the four stage counts, even or odd ones, to halve the space.
     """
@@ -87,6 +87,7 @@ class TritonMatmul:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check a product's sizes and settings; too large ones raise `ConfigurationError`."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         batch, m, n, k = _shape(problem)
         if max(m * k, k * n, m * n) > MAX_ELEMENTS or batch > 65535:
@@ -107,7 +108,7 @@ class TritonMatmul:
         return _binary(*words, _units(problem), config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Allocate random a, b, bias and residual and a guarded output, all with a batch dimension but the bias."""
+        """Allocate random a, b, bias and residual and a guarded output; all but the bias have a batch dimension."""
         batch, m, n, k = _shape(problem)
         layout, dtype = problem.word("layout"), problem.word("dtype")
         shapes = {"a": (batch, k, m) if layout[0] == "t" else (batch, m, k)}
@@ -124,12 +125,13 @@ class TritonMatmul:
         return Operands(inputs, out, guarded)
 
     def bytes_moved(self, problem: Problem) -> int:
+        """Count the bytes of both operands, of the output and of the residual if there is one."""
         batch, m, n, k = _shape(problem)
         outputs = 2 if problem.word("epilogue") == "residual" else 1
         return batch * (m * k + k * n + outputs * m * n) * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the product and the epilogue in float32, and the tolerance."""
+        """Compute the product and the epilogue in float32; return it with the error that is allowed."""
         layout, epilogue = problem.word("layout"), problem.word("epilogue")
         a, b = operands.inputs["a"].float(), operands.inputs["b"].float()
         value = (a.mT if layout[0] == "t" else a) @ (b.mT if layout[1] == "t" else b)
@@ -147,7 +149,7 @@ class TritonMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Launch one program per output tile and batch item."""
+        """Build grid and arguments: one program per output tile and batch item."""
         batch, m, n, k = _shape(problem)
         unit_m, unit_n, unit_k = _units(problem)
         programs = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
@@ -157,11 +159,13 @@ class TritonMatmul:
         return Launch((programs, batch, 1), (*tensors, *epilogue_tensors, *sizes, config.size("group")))
 
     def graph(self, problem: Problem) -> KernelGraph:
+        """Describe the product and its epilogue to the cost model."""
         _, m, n, k = _shape(problem)
         sizes = (problem.size("batch") if "batch" in problem else 0, m, n, k)
         return matmul_graph(problem.word("dtype"), sizes, problem.word("layout"), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """Return the tile of weights, output and input that one program works on, one size per dimension."""
         m, n, k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
         lead = [1] if "batch" in problem else []
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
@@ -183,7 +187,7 @@ def _shape(problem: Problem) -> tuple[int, int, int, int]:
 
 @cache
 def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int], config: Config) -> Binary:
-    """Describe one compilation of `matmul_kernel`."""
+    """Describe one compilation of `matmul_kernel`; `units` are powers of two that divide m, n and k."""
     constants: tuple[tuple[str, Value | bool], ...] = (
         *zip(("UNIT_M", "UNIT_N", "UNIT_K"), units, strict=True),
         ("A_TRANSPOSED", layout[0] == "t"),
@@ -200,7 +204,7 @@ def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int],
 
 @lru_cache(maxsize=64)
 def _units(problem: Problem) -> tuple[int, int, int]:
-    """Return powers of two that divide m, n and k; m matters only if a is column-major."""
+    """Return powers of two that divide m, n and k, for wide loads; m's is 1 unless a is column-major."""
     _, m, n, k = _shape(problem)
     dtype = problem.word("dtype")
     unit_m = alignment_unit(m, dtype) if problem.word("layout")[0] == "t" else 1

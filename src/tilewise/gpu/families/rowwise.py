@@ -37,7 +37,7 @@ _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 
 @cache
 def _space(rows_choices: tuple[int, ...], column_choices: tuple[int, ...]) -> tuple[Config, ...]:
-    """List blocks of 1 to 64 elements per thread, with one and with three pipeline stages."""
+    """List configurations with these block sizes and 1 to 64 elements per thread, with one and three stages."""
     configs = []
     for rows, cols, warps, stages in product(rows_choices, column_choices, (1, 2, 4, 8, 16), (1, 3)):
         if 1 <= rows * cols // (32 * warps) <= 64:
@@ -110,6 +110,7 @@ class _Rowwise:
     rounding_slack = 1e-5
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check the sizes and settings of an operation on a (rows, cols) matrix."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         if problem.size("rows") * problem.size("cols") > MAX_ELEMENTS:
             raise ConfigurationError(f"A {self.name} of {problem.size('rows')} x {problem.size('cols')} is too large.")
@@ -142,6 +143,7 @@ class _Rowwise:
         return elements * ELEMENT_BYTES[problem.word("dtype")]
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        """Build grid and arguments of a launch in which each program takes `block_rows` rows."""
         rows, cols = problem.size("rows"), problem.size("cols")
         tensors = (operands.inputs["x"], operands.out, *(operands.inputs[name] for name in self._vectors(cols)))
         grid = (math.ceil(rows / config.size("block_rows")), 1, 1)
@@ -152,6 +154,7 @@ class _Rowwise:
         return {"kernel": [], "output": block, "input": block}
 
     def _binary(self, kernel: str, problem: Problem, config: Config, **constants: Value | bool) -> Binary:
+        """Describe the compiled form of `kernel`: its tensors, dtype, constants and configuration."""
         tensors = ("x", "y", *self._vectors(problem.size("cols")))
         constexprs = {**constants, "COL_UNIT": alignment_unit(problem.size("cols"), problem.word("dtype"))}
         if kernel != "reduce_kernel":
@@ -178,6 +181,7 @@ class Normalisation(_Rowwise):
         return {} if self.name == "softmax" else {"weight": (cols,), "bias": (cols,)}
 
     def binary(self, problem: Problem, config: Config) -> Binary:
+        """Describe the compiled kernel of a softmax, layer norm or RMS norm."""
         if self.name == "softmax":
             return self._binary("softmax_kernel", problem, config)
         return self._binary("norm_kernel", problem, config, RMS=self.name == "rms_norm")
@@ -187,7 +191,7 @@ class Normalisation(_Rowwise):
         return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the normalised rows in float32, and the tolerance."""
+        """Compute the normalised rows in float32; return them with the error that is allowed."""
         x = operands.inputs["x"].float()
         if self.name == "softmax":
             return self._with_tolerance(problem, x.softmax(-1))
@@ -214,6 +218,7 @@ class TritonReduction(_Rowwise):
     }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """List the block sizes and warps worth measuring for a reduction over rows (axis 1) or columns (axis 0)."""
         rows, cols = (_next_power_of_two(problem.size(name)) for name in ("rows", "cols"))
         if problem.size("axis") == 1:
             return _row_reduction_space(max(cols, _BLOCK_COLS[0]))
@@ -231,6 +236,7 @@ class TritonReduction(_Rowwise):
         return reduction_graph(problem.word("dtype"), *sizes, problem.word("operation"))
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        """Compute the sum or maximum with PyTorch, and the error that a right result may have."""
         x, axis = operands.inputs["x"].float(), problem.size("axis")
         if problem.word("operation") == "max":
             return self._with_tolerance(problem, x.amax(axis))
@@ -239,6 +245,7 @@ class TritonReduction(_Rowwise):
         return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        """Build grid and arguments; a reduction over axis 0 has one program per block of columns."""
         row_launch = super().launch(problem, config, operands)
         if problem.size("axis") == 1:
             return row_launch

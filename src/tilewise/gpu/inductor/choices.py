@@ -79,7 +79,7 @@ class Advisor:
 
     @property
     def key(self) -> str:
-        """A digest of everything that determines the selections; it separates entries of the compiler's caches."""
+        """Return a digest of everything that selections depend on; it separates entries of the compiler's caches."""
         lock = active_lock()
         choices = lock.digest if lock is not None else ""
         budget = 0 if self.is_unmeasured else self.budget
@@ -94,7 +94,7 @@ class Advisor:
     # Selecting
 
     def select(self, choices: list[Any], inputs: Any, op: str) -> list[Any]:
-        """Return the choices of PyTorch's list that are worth benchmarking."""
+        """Return those of PyTorch's candidates for the product `op` that are worth benchmarking."""
         problem = self.problem(op, inputs)
         if problem is None:
             return choices
@@ -115,7 +115,7 @@ class Advisor:
         return selected
 
     def _select(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Selection:
-        """Select templates, using what this machine or another one measured earlier."""
+        """Select templates for a product, using what this machine or another one measured earlier."""
         fusible = has_fusible_epilogue(getattr(V.graph, "current_node", None))
         aten_elsewhere, self._aten_list = self._aten_list == problem.key, None
         if self.is_unmeasured:
@@ -136,7 +136,11 @@ class Advisor:
     def _select_unmeasured(
         self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]], advantage: float, aten_elsewhere: bool
     ) -> Selection:
-        """Select one choice: the lock file's, else the one that is predicted fastest, which the lock file then gets."""
+        """Select one candidate: the lock file's, else the predicted fastest; `advantage` is in seconds.
+        A new selection enters the lock file. `aten_elsewhere`: ATen is in another list of the compiler.
+
+        `advantage` are the seconds that a fused epilogue saves; `aten_elsewhere`: another list contains ATen's call.
+        """
         lock, device = active_lock(), current_gpu().identity
         kernel = f"{FAMILY}.{problem.word('op')}"
         # A template that fuses the next operation competes under other conditions, so it is a problem of its own.
@@ -170,7 +174,7 @@ class Advisor:
         return selection
 
     def _record_selection(self, problem: Problem, selection: Selection) -> None:
-        """Log a selection; if it needs benchmarking, start the process that tests templates meanwhile."""
+        """Log a selection; if it needs benchmarking, start the process that tests templates in advance."""
         self.log.add_decision(problem, selection)
         starts = self.isolated and "cuda" in self.devices and selection.reason is Reason.BENCHMARK
         if starts and not self._test_process_running:
@@ -266,7 +270,7 @@ class Advisor:
             self.note(error)
 
     def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
-        """Describe the product that was benchmarked, and the configurations of its choices that the model knows."""
+        """Return the product that was benchmarked, and the configuration of each candidate that the model knows."""
         # `addmm` has the bias as its first operand; the matrices are the last two.
         left, right = nodes[-2:]
         sides = [([int(n) for n in node.get_size()], [int(n) for n in node.get_stride()]) for node in (left, right)]
@@ -286,7 +290,7 @@ class Advisor:
         return id(getattr(choice, "annotations", {}).get("ktc")) in self.pinned_templates
 
     def note(self, error: Exception) -> None:
-        """Remember an error, once."""
+        """Remember an error's text for the report; a repeated one is kept once."""
         text = f"{type(error).__name__}: {error}"
         if text not in self.notes:
             self.notes.append(text)
@@ -317,7 +321,7 @@ class TilewiseChoices(InductorChoices):
 
     @contextlib.contextmanager
     def _listing(self, is_ranking: bool) -> Iterator[None]:
-        """Set whether Inductor is listing candidates for ranking, within a `with` block."""
+        """Set, within a `with` block, whether Inductor is listing candidates for tilewise to rank."""
         before, self._is_ranking = self._is_ranking, is_ranking
         try:
             yield
@@ -325,7 +329,7 @@ class TilewiseChoices(InductorChoices):
             self._is_ranking = before
 
     def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Select from the list that PyTorch has just made."""
+        """Reduce the list of candidates that PyTorch has just made to tilewise's selection."""
         choices = super()._finalize_template_configs(template_choices, kernel_inputs, *args, **kwargs)
         op = kwargs.get("op_name", args[1] if len(args) > 1 else "")
         advisor = self.advisor
@@ -369,7 +373,7 @@ class TilewiseChoices(InductorChoices):
 
     @staticmethod
     def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
-        """Keep rows of a reduction in registers, also rows that are longer than PyTorch's limit."""
+        """Tell whether a reduction keeps its rows in registers: also longer ones than PyTorch's limit allows."""
         default, advisor = InductorChoices.should_use_persistent_reduction, TilewiseChoices.advisor
         try:
             if advisor is not None and not cooperative_reduction and fits_registers(features, advisor.devices):
@@ -391,7 +395,7 @@ class TilewiseChoices(InductorChoices):
 
 
 def _convolution_as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
-    """Return the sizes (m, n, k) and the dtype of the matrix product that the current convolution amounts to."""
+    """Return the sizes (m, n, k) and the dtype of the matrix product that the convolution being compiled amounts to."""
     node: Any = V.graph.current_node
     weight = node.args[1].meta["val"]  # (out, in, *filter)
     return (int(m), int(n), math.prod(int(size) for size in weight.shape[1:])), str(weight.dtype)

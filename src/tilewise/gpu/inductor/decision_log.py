@@ -67,7 +67,7 @@ class DecisionLog:
                 stream.write(json.dumps(line) + "\n")
 
     def add_measurements(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
-        """Store measured seconds of configurations; the next process takes the fastest."""
+        """Store the measured seconds of configurations, so that the next process takes the fastest unmeasured."""
         if not rows:
             return
         times_ns = {config: seconds * 1e9 for config, seconds in rows}
@@ -92,7 +92,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fastest_configs(folder: Path) -> dict[str, tuple[Config, float]]:
-    """Return, by problem, the fastest configuration of the last measurement and its speed-up over ATen."""
+    """Map each problem to the fastest configuration of its last measurement, and to the speed-up of that over ATen."""
     fastest = {}
     for path in sorted(folder.glob("*.sqlite")):
         with Store(path, create=False) as store:
@@ -132,7 +132,7 @@ def report(folder: Path | None = None) -> dict[str, Any]:
 
 
 def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, float]]) -> dict[str, Any] | None:
-    """Convert one line of the file of decisions; None for a damaged one."""
+    """Convert one line of the file of decisions to a row of the report; None for a damaged line."""
     try:
         problem, reason = Problem(line["problem"]), str(line["why"])
         # A certain choice is ATen, except for attention, which has no call of ATen.
@@ -152,6 +152,7 @@ def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, flo
 
 
 def _describe_problem(problem: Problem) -> str:
+    """Write a product's or an attention's sizes and dtype for a line of the log."""
     if problem.family == "attention":
         sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
         return f"attention {sizes} {problem.word('dtype')}"

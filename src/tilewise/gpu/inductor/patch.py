@@ -171,7 +171,7 @@ def _install(
 
 
 def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: Any) -> None:
-    """Compile graphs on other devices with the original settings, and without benchmarks if nothing may be measured.
+    """Compile graphs on other devices with the original settings; with a budget of 0, benchmark in none.
 
     The settings are made here, inside of those that a mode such as "max-autotune" brings.
     """
@@ -228,7 +228,7 @@ _ASSEMBLER_VARIABLE = "TRITON_PTXAS_PATH"
 
 
 def share_assembler() -> Callable[[], None]:
-    """Use the assembler of PyTorch's compile workers in this process; return the function that undoes it."""
+    """Use the assembler (ptxas) of PyTorch's compile workers in this process; return the function that undoes it."""
     before = os.environ.get(_ASSEMBLER_VARIABLE)
     with contextlib.suppress(ImportError, AttributeError, OSError):
         tasks: Any = importlib.import_module("torch._inductor.runtime.compile_tasks")
@@ -258,7 +258,7 @@ def start_test_process() -> None:
 
 
 def _initialise_cuda(pool: Any) -> None:
-    """Give an idle test process its first task: synchronising, which creates its CUDA context."""
+    """Have an idle test process synchronise the GPU, which creates its CUDA context before the first template."""
     cuda: Any = importlib.import_module("torch.cuda")
     process = pool.process_queue.get()
     try:

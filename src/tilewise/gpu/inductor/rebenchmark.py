@@ -48,7 +48,8 @@ class RunnableChoice:
 
 
 def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
-    """Return milliseconds of the choices that the compiler could run, infinite for a wrong result.
+    """Time the candidates that the compiler could run again, interleaved; return milliseconds, infinite for a wrong
+    result.
 
     The result is empty if fewer than two choices can be timed.
     """
@@ -70,7 +71,7 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice]) -> dict[Any, float]:
-    """Move templates that are not clearly faster than the default to just behind it.
+    """Move templates that are not clearly faster than the default to just behind it; times are milliseconds.
 
     The default is ATen, or the first candidate if there is no ATen.
     """
@@ -90,7 +91,7 @@ def is_close(torch: Any, result: Any, expected: Any) -> bool:
 
 
 def _prepare(torch: Any, choices: Sequence[Any]) -> list[RunnableChoice]:
-    """Run every choice once on every set of operands, and keep the calls and the first result."""
+    """Run every candidate once on every set of operands; return those that ran with their calls and first results."""
     input_metas = [choice.bmreq.input_tensor_meta for choice in choices]
     operand_sets = _random_storages(torch, input_metas)
     candidates = []
@@ -122,7 +123,7 @@ def _storage_length(meta: Any) -> int:
 
 
 def _random_storages(torch: Any, input_metas: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Draw random operands, each long enough for every choice.
+    """Draw several sets of random operands, each long enough for every candidate.
 
     The last operand, the weights, differs between the sets, so that no cache holds all of them.
     """
@@ -168,7 +169,7 @@ def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
 
 
 def time_interleaved(torch: Any, candidates: Sequence[RunnableChoice]) -> dict[Any, float]:
-    """Measure the milliseconds of one launch of every choice: the median over interleaved rounds of CUDA graphs."""
+    """Measure the milliseconds of one launch of every candidate: the median over interleaved rounds of CUDA graphs."""
     # Launches per graph follow from the second reading of a short trial graph; the first one warms up.
     trial = _capture(torch, candidates[0], _MIN_LAUNCHES)
     estimates = [max(_elapsed_ms(torch, trial), 1e-3) / _MIN_LAUNCHES for _ in range(2)]
@@ -183,6 +184,7 @@ def time_interleaved(torch: Any, candidates: Sequence[RunnableChoice]) -> dict[A
 
 
 def _elapsed_ms(torch: Any, graph: Any) -> float:
+    """Replay a CUDA graph once and return its time in milliseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -192,7 +194,7 @@ def _elapsed_ms(torch: Any, graph: Any) -> float:
 
 
 def _capture(torch: Any, candidate: RunnableChoice, launches: int) -> Any:
-    """Capture launches in a row; not with PyTorch's context manager, which would collect garbage first."""
+    """Capture `launches` calls of a candidate into a CUDA graph; PyTorch's own helper would collect garbage first."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     for number in range(launches):
@@ -211,7 +213,7 @@ _MAX_REGISTER_ELEMENTS = 131_072  # of one row of all operands and results toget
 
 
 def fits_registers(features: Any, devices: Sequence[str]) -> bool:
-    """Tell whether a reduction runs along rows that fit into registers, on one of the devices."""
+    """Tell whether a reduction runs along rows short enough to stay in registers, on one of the devices."""
     config: Any = importlib.import_module("torch._inductor.config")
     graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
     if not config.triton.persistent_reductions or graph.get_current_device_or_throw().type not in devices:
@@ -227,7 +229,7 @@ def fits_registers(features: Any, devices: Sequence[str]) -> bool:
 def patch_autotuner(
     changes: contextlib.ExitStack, on_error: Callable[[Exception], None], is_unmeasured: Callable[[], bool]
 ) -> None:
-    """Have PyTorch choose tilings by interleaved times, or without any."""
+    """Have PyTorch choose its kernels' tilings by interleaved times, or by rank alone if `is_unmeasured()`."""
     torch: Any = importlib.import_module("torch")
 
     def benchmark_all_configs(original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +247,7 @@ def patch_autotuner(
 
 
 def _rank_tilings(tuner: Any) -> dict[Any, float]:
-    """Order a kernel's tilings without running them: in the compiler's order, those that spill registers last."""
+    """Order a kernel's tilings without running them, those that spill registers last; ranks serve as times."""
     max_spills = tuner.inductor_meta.get("spill_threshold", _MAX_SPILLED_BYTES)
     return {
         launcher: float(position + len(tuner.launchers) * ((launcher.n_spills or 0) > max_spills))

@@ -95,7 +95,7 @@ _NO_CONTEXT = Context()
 def problem_of(
     op: str, left: tuple[Sequence[int], Sequence[int]], right: tuple[Sequence[int], Sequence[int]], dtype: str
 ) -> Problem | None:
-    """Describe the product of two operands, given as (sizes, strides); None if there is no model for it."""
+    """Describe the product of two operands, each given as (sizes, strides); None if the model does not cover it."""
     if op not in OPERATIONS or dtype not in _DTYPES:
         return None
     (*lead, m, k), (*_, n) = left[0], right[0]
@@ -108,7 +108,7 @@ def problem_of(
 
 
 def config_of(template: str, parameters: Mapping[str, Any]) -> Config | None:
-    """Convert a template's parameters to a configuration; None for a template that the model does not know."""
+    """Convert a template's parameters to a configuration of the model; None for a template that it does not know."""
     if "BLOCK_M" not in parameters:
         return _aten_config(template)
     tma = int("tma" in template)
@@ -124,14 +124,14 @@ def _aten_config(template: str) -> Config | None:
 
 
 def epilogue_seconds(problem: Problem) -> float:
-    """Estimate the time of a separate pass over the result, which a template with a fused epilogue saves."""
+    """Estimate the seconds of a separate elementwise pass over the result, which a fused epilogue saves."""
     bytes_moved = problem.size("batch") * 4.0 * problem.size("m") * problem.size("n")  # 2 bytes read, 2 written
     rates = sustained_rates(H200)
     return bytes_moved / rates.memory_bandwidth + rates.empty_kernel_seconds
 
 
 def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """Convert all choices at once to the columns that `config_of` would give; zeros for a choice without a tile."""
+    """Convert all candidates at once to the columns that `config_of` would give; zeros for those without a tile."""
     count, uses_tma = len(templates), {name: "tma" in name for name in set(templates)}
     try:
         flat = itertools.chain.from_iterable(map(_parameter_values, parameters))
@@ -146,7 +146,7 @@ def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str,
 
 
 def fits(of: Columns, accumulator_limit: int = 128) -> npt.NDArray[np.bool_]:
-    """Tell which templates can be expected to compile and to run without spilling registers."""
+    """Tell for each template whether it should compile and run without spilling registers (accumulators per thread)."""
     area = of["block_m"] * of["block_n"]
     accumulators = area / np.maximum(32 * of["warps"], 1)  # per thread
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
@@ -161,7 +161,7 @@ def select_templates(
     budget: int,
     context: Context = _NO_CONTEXT,
 ) -> Selection:
-    """Select at most `budget` templates, and ATen, from choices given as (template names, parameters).
+    """Select at most `budget` templates, and ATen, from candidates given as (template names, parameters).
 
     With a budget of 0 one choice is selected by the predictions, or none if it is ATen in another list.
     """
@@ -223,7 +223,7 @@ class _Comparison:
 
 
 def _compare(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> _Comparison:
-    """Predict templates and ATen; `advantage` are seconds that a template saves elsewhere."""
+    """Predict templates and ATen; `advantage` is what the template saves in seconds by fusing the epilogue."""
     batch = problem.size("batch")
     kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
     # PyTorch's TMA templates pay for their descriptors, which the model's kernels do not.
@@ -253,7 +253,7 @@ def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) 
 def _choose_unmeasured(
     model: RuntimeModel, problem: Problem, of: Columns, advantage: float
 ) -> tuple[int | None, list[int], float]:
-    """Choose by predictions alone: a template, or None for ATen; with the best few and the predicted microseconds."""
+    """Choose by predictions alone; returns the template (None: ATen), the best few, and the predicted microseconds."""
     compared = _compare(model, problem, of, advantage)
     shortlist = [int(index) for index in compared.order[:_SHORTLIST]]
     if compared.gain > required_gain(supports_tma(problem), compared.deviation):
@@ -264,14 +264,14 @@ def _choose_unmeasured(
 def choose_among(
     model: RuntimeModel, problem: Problem, templates: Sequence[Config], fuses: bool
 ) -> tuple[Config, float]:
-    """Choose between templates, given as configurations, and ATen by predictions; with the predicted microseconds."""
+    """Choose between configurations and ATen by predictions; returns the choice and its predicted microseconds."""
     advantage = epilogue_seconds(problem) if fuses else 0.0
     best, _, microseconds = _choose_unmeasured(model, problem, columns(templates), advantage)
     return (CUBLAS if best is None else templates[best]), microseconds
 
 
 def _index_of(config: Config | None, of: Columns, aten: Mapping[Config | None, int]) -> int | None:
-    """Find a configuration in a list; None if the list does not contain it."""
+    """Return the position of a configuration among the candidates; None if it is not one of them."""
     if config is None or is_cublas(config):
         return aten.get(config) if config is not None else None
     # Compare all choices field by field; the columns hold every setting that distinguishes them.
@@ -290,7 +290,7 @@ _MAX_NODES = 24  # nodes to visit; an arbitrary bound on the search
 
 
 def has_fusible_epilogue(node: Any) -> bool:
-    """Tell whether elementwise operations follow a node of an FX graph, with no reduction right behind them."""
+    """Tell whether elementwise operations follow a node of an FX graph and no reduction comes right after them."""
     # Breadth-first over the users; views are followed because they do not stop a fusion.
     queue, visits, any_elementwise = list(getattr(node, "users", ())), 0, False
     while queue and visits < _MAX_NODES:
@@ -318,7 +318,7 @@ def _model() -> ModelScores | None:
 
 
 def attention_problem(node: Any) -> Problem | None:
-    """Describe a call of flexible attention in an FX graph; None if the model does not cover it."""
+    """Describe a call of flexible attention in an FX graph as a problem; None if the model does not cover it."""
     query, key = (node.args[i].meta["val"] for i in (0, 1))  # (batch, heads, length, head size)
     dtype, head = _DTYPES.get(str(query.dtype)), int(query.shape[-1])
     rounded_head = next((size for size in _HEAD_SIZES if head <= size), None)
@@ -350,7 +350,7 @@ def rank_attention(problem: Problem, default: Config, tilings: Sequence[Config],
 
 
 def _resources(problem: Problem, config: Config) -> tuple[int, int]:
-    """Compute the accumulators per thread (scores and output) and the bytes of staged queries, keys and values."""
+    """Estimate a tiling's accumulators per thread (scores and output) and its bytes of shared memory."""
     head, (rows, keys) = problem.size("head"), (config.size("block_m"), config.size("block_n"))
     shared_bytes = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
     return rows * (keys + head) // (32 * config.size("warps")), shared_bytes

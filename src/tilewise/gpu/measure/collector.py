@@ -76,7 +76,7 @@ class TritonCollector(Collector):
         self._job_seconds: deque[float] = deque([3.0], maxlen=50)
 
     def _pending(self, kernel: Kernel) -> _Pending:
-        """Select the configurations of a kernel and reject those that do not fit the GPU."""
+        """Select the configurations to measure and what to compile for them; list those that cannot fit the GPU."""
         family = get_family(kernel.problem.family)
         if self.options.finals:
             selected = contenders(self.store, kernel, self.options.settings.finalists)
@@ -103,7 +103,7 @@ class TritonCollector(Collector):
     # The loop
 
     def run(self) -> dict[str, Tally]:
-        """Start the processes, measure until the time is up, and return what happened by family."""
+        """Start the processes and measure until the queue is empty or the time is up; return the counts by family."""
         cores = real_cores()
         processes = self.options.processes or max(1, cores - 2)
         cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
@@ -122,7 +122,7 @@ class TritonCollector(Collector):
         return dict(self.tallies)
 
     def _open_run(self, details: dict[str, Any]) -> None:
-        """Begin a run in the store, once the GPU process has described its device."""
+        """Open a run in the store for the device that the GPU process describes in `details`."""
         self.say(f"{time.monotonic() - self.started:.0f} s: device {details}")
         self.shared_bytes = int(details.get("shared_bytes", self.shared_bytes))
         if int(details.get("compute_capability", self.capability)) != self.capability:
@@ -155,7 +155,7 @@ class TritonCollector(Collector):
             self.report_progress(done, done + len(self.waiting) + (self.current is not None), progress)
 
     def binaries(self) -> list[Binary]:
-        """List the binaries of all kernels, each once, in the order of the kernels."""
+        """List what has to be compiled for all kernels, each binary once, in the order of the kernels."""
         binaries: dict[str, Binary] = {}
         for pending in self.waiting:
             for binary in pending.binaries:
@@ -179,7 +179,7 @@ class TritonCollector(Collector):
                 return
 
     def _submit(self, pending: _Pending) -> None:
-        """Send a kernel to the GPU process, without the configurations that did not compile or fit."""
+        """Send a kernel to the GPU process, without configurations that failed to compile or do not fit."""
         misfits, fitting = pending.misfits, []
         pending.misfits = []
         for config, binary in zip(pending.configs, pending.binaries, strict=True):
@@ -209,7 +209,7 @@ class TritonCollector(Collector):
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
     def _on_gpu_messages(self, message: Any) -> None:
-        """Handle this message and those behind it: messages in the pipe are lost if this process is killed."""
+        """Handle this message and all that are already in the pipe: they would be lost if this process were killed."""
         self._on_gpu_message(message)
         for _ in range(_MAX_MESSAGES):
             if not (self.gpu.busy and self.gpu.ready()):
@@ -262,7 +262,7 @@ class TritonCollector(Collector):
                 self._describe(problem)
 
     def _on_greeting(self, message: Any) -> None:
-        """Begin the run with the description of the device, or fail with the reason why there is none."""
+        """Open the run for the device that the GPU process describes; raise its error if it found none."""
         self.gpu.finish()
         if isinstance(message, WorkerLostError):
             raise UnavailableError(f"The process that owns the GPU could not start: {message}.")

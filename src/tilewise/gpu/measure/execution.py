@@ -32,6 +32,7 @@ from tilewise.tune.measure.sampling import Candidate, Clock, Report, TimingSetti
 
 
 def _torch() -> Any:
+    """Import PyTorch; raise `UnavailableError` if it is not installed."""
     try:
         return importlib.import_module("torch")
     except ImportError:
@@ -120,7 +121,7 @@ class CudaDevice(Clock):
         return int(kernel.n_regs), int(kernel.n_spills)
 
     def unit(self, runs: Sequence[Run]) -> Run:
-        """Return a callable that launches all `runs` back to back, with as little host time as possible."""
+        """Return a callable that launches all `runs` back to back, as one CUDA graph if that is possible."""
         while self._capture_methods:
             try:
                 return self._capture_methods[0][1](runs)
@@ -131,12 +132,13 @@ class CudaDevice(Clock):
         return lambda: _launch_all(runs)
 
     def _capture_with_driver(self, runs: Sequence[Run]) -> Run:
+        """Capture the runs into one CUDA graph through the driver, and return what replays it."""
         if self._driver_graphs is None:
             self._driver_graphs = DriverGraphs(self._handle)
         return self._driver_graphs.capture(runs)
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """Time units one after the other.
+        """Time units one after the other; yields nanoseconds.
 
         All units are queued before the first time is returned, so that the GPU never waits for the caller.
         """
@@ -191,6 +193,7 @@ class InterpreterDevice(Clock):
         torch.set_num_threads(1)
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
+        """Return a function that runs the kernel once in Triton's interpreter."""
         if launch.call is not None:
             return launch.call
         kernel = find_kernel(binary.kernel)
@@ -263,7 +266,7 @@ def operand_sets(device: Gpu, job: Job) -> list[Operands]:
 
 
 def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
-    """Run every configuration once into an output filled with NaN and compare it; estimate the time of a second run."""
+    """Run every configuration into an output of NaN; report verdicts, and return the correct and fast enough ones."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
     # Comparisons stay on the GPU until the end, so that it never waits for the host.
@@ -321,7 +324,7 @@ def _estimate(
 
 
 def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
-    """Capture the timed unit of every candidate: launches that last about `unit_ms`."""
+    """Capture each candidate's timed unit: as many launches as last about `unit_ms` milliseconds."""
     for candidate in candidates:
         sets = len(candidate.runs)
         launches = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)

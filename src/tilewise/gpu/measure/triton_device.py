@@ -71,7 +71,7 @@ class TritonDevice(TuningDevice):
         yield TritonTrial(self.device, problem)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Measure all configurations; return their runtimes and the seconds that a sequential autotuner would take.
+        """Measure all configurations; return runtimes in ns and the seconds that a sequential autotuner would take.
 
         Compilation runs in parallel, but its times are added up. A binary that two problems share counts for both.
         """
@@ -111,7 +111,7 @@ class TritonDevice(TuningDevice):
                 worker.stop()
 
     def forget(self) -> None:
-        """Forget all compilations: use an empty cache folder and unload all kernels."""
+        """Drop all compilations, as a new process would find them: empty cache folder, no kernels loaded."""
         use_cache(tempfile.mkdtemp(prefix="tilewise-triton-"))
         if isinstance(self.device, CudaDevice):
             self.device.forget()
@@ -171,7 +171,7 @@ class TritonTrial:
         return rounds[_WARM_UP_ROUNDS:]
 
     def unit(self, runs: Sequence[Run]) -> tuple[Run, int]:
-        """Capture one timed unit that rotates through the operand sets; return it and its number of launches."""
+        """Capture one timed unit that rotates through the operand sets; returns it with its number of launches."""
         estimate_ns = max(min(self.device.time_units([runs[0], runs[0]])), 500.0)
         launches = int(min(max(_UNIT_NS / estimate_ns, len(runs) if estimate_ns < _UNIT_NS else 1), _MAX_LAUNCHES))
         return self.device.unit([runs[i % len(runs)] for i in range(launches)]), launches

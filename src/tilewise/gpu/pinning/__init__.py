@@ -50,7 +50,7 @@ def begin_pinning(lock: LockFile | None) -> None:
 
 
 def end_pinning(lock: LockFile | None) -> None:
-    """End the newest pinning that uses this lock file."""
+    """End the newest pinning that uses this lock file, or, for None, the newest without one."""
     for index in reversed(range(len(_locks))):
         if _locks[index] is lock:
             del _locks[index]

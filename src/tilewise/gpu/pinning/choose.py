@@ -100,7 +100,7 @@ def _arguments(autotuner: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rank(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> ConfigRanking:
-    """Order the configurations by a model; in their own order if none knows the kernel or the device."""
+    """Order the configurations by a model, fastest first; in their own order if none knows the kernel or the device."""
     arguments, record = _arguments(autotuner, kwargs), find_device(device)
     if record is None:
         _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
@@ -178,6 +178,7 @@ def shipped_model(device: str) -> ModelScores | None:
 
 
 def _device_name() -> str:
+    """Identify this machine's GPU; "no GPU" without PyTorch."""
     try:
         return this_gpu()[0].identity
     except ImportError:
@@ -214,7 +215,7 @@ def _fits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _announce(sentence: str, say: Say | None) -> None:
-    """Say a sentence once in this process: to `say`, else as a warning."""
+    """Pass a sentence to `say`, or warn with it, unless this process has said it before."""
     if sentence not in _announced:
         _announced.add(sentence)
         if say is not None:

@@ -134,7 +134,7 @@ def _constant_value(token: str) -> float | None:
 
 
 def _tensors(text: str) -> list[_Tensor]:
-    """List the tensor types in a piece of text."""
+    """List the tensor types (shape and element type) in a piece of TTIR text."""
     tensors = []
     for dimensions, element in _TENSOR.findall(text):
         shape = tuple(int(n) for n in dimensions.split("x") if n)
@@ -146,7 +146,7 @@ def _tensors(text: str) -> list[_Tensor]:
 
 
 def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bool) -> None:
-    """Add one operation, executed `trips` times."""
+    """Add one TTIR operation, executed `trips` times, to the summary; `body` is its text after the name."""
     types = _tensors(body.partition(" : ")[2] or body)
     if kind in ("tt.load", "tt.descriptor_load", "tt.experimental_descriptor_load"):
         tensor = types[-1] if types else _Tensor(1, (), 32)
@@ -195,7 +195,7 @@ def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bo
 
 
 def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program: Sequence[int]) -> None:
-    """Compute a scalar integer result, if its operands are known."""
+    """Compute the integer result `name` of a scalar operation into `values`, if its operands are in there."""
     if not name or "tensor<" in body:
         return
     operands = re.findall(r"%\w+", body)
@@ -223,7 +223,7 @@ def lower(function: Any, arguments: Mapping[str, Any], settings: Mapping[str, An
 def lower_source(
     function: Any, signature: dict[str, str], constants: dict[str, Any], attributes: Any, capability: int
 ) -> str:
-    """Lower a jitted function of known types, compile-time values and divisibilities."""
+    """Lower a jitted function to TTIR text for these types, compile-time constants and divisibilities."""
     compiler: Any = importlib.import_module("triton.compiler")
     target: Any = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     ir: Any = importlib.import_module("triton._C.libtriton").ir
@@ -241,7 +241,7 @@ def lower_source(
 def _signature(
     function: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
-    """Describe a call to the compiler: types, compile-time values, and which numbers are divisible by 16."""
+    """Describe a call to the compiler: types, compile-time constants, and which arguments are divisible by 16."""
     types: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], Any] = {}
@@ -266,7 +266,7 @@ def _signature(
 
 
 def _element(tensor: Any) -> str:
-    """Name a tensor's dtype as Triton does."""
+    """Return Triton's name of a tensor's dtype, such as fp16."""
     name = str(tensor.dtype).removeprefix("torch.")
     short = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "bool": "i1",
              "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}  # fmt: skip

@@ -174,7 +174,7 @@ def _parse_choice(path: Path, number: int, table: Any) -> LockedChoice:
 
 
 def _checked(values: Any, types: tuple[type, ...]) -> Mapping[str, Any]:
-    """Return a table whose values all have one of the types."""
+    """Return the table if each value has one of the types; raise `ValueError` otherwise."""
     if not isinstance(values, dict) or not all(type(value) in types for value in values.values()):
         raise ValueError("a table has a value of another type")
     return values

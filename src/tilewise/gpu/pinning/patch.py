@@ -53,7 +53,7 @@ class Pinned:
         self.undo()
 
     def undo(self) -> None:
-        """End this pinning."""
+        """End this pinning and undo its changes to Triton and the compiler."""
         self.changes.close()
         if self in _active:
             _active.remove(self)
@@ -119,7 +119,7 @@ def _pin_autotuner(pinned: Pinned, module: Any) -> None:
 
 
 def _forget_choices(autotuner: Any) -> None:
-    """Clear the chosen configurations of every autotuned kernel of the process."""
+    """Clear the chosen configurations of every autotuned kernel in the process, so that they are chosen anew."""
     for instance in gc.get_objects():
         if issubclass(type(instance), autotuner):  # isinstance would run code of proxy objects
             instance.cache.clear()

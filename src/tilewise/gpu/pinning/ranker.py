@@ -62,7 +62,7 @@ def is_too_large(candidate: RankedCandidate, device: Device) -> bool:
 
 
 def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Numbers, Numbers]:
-    """Build the trees' input, one row per candidate, and the analytic estimate in seconds."""
+    """Return the trees' input, one row per candidate, and each one's analytic runtime estimate in seconds."""
     of = {
         name: np.array([float(getattr(c.work, name)) for c in candidates])
         for name in ("loaded_bytes", "stored_bytes", "dot_flops", "elementwise", "special", "reduced", "reductions",
@@ -157,7 +157,7 @@ class Trees:
             raise ValueError("trees whose nodes are in order")
 
     def predict(self, rows: Numbers) -> Numbers:
-        """Return the sum of all trees for every row."""
+        """Return, for each row of features, the sum of all trees' predictions."""
         # Splits on columns that are equal in all rows are decided once: `skip` leads from a node past such splits.
         nodes, is_equal = np.arange(len(self._feature)), (rows == rows[:1]).all(axis=0)
         inner, feature = self._feature >= 0, np.maximum(self._feature, 0)

@@ -41,7 +41,7 @@ class LockComparison:
 
 
 def compare_lock(choices: Iterable[LockedChoice]) -> list[LockComparison]:
-    """Compare every choice of a lock file; only those of another model can differ, and choose again if they can."""
+    """Compare each choice of a lock file with what the installed models choose; the same model chooses the same."""
     runtime_model, ranker = shipped_runtime_model(), shipped_ranker()
     unchanged = {"", model_digest()}
     unchanged |= set() if runtime_model is None else {_model_name(runtime_model)}

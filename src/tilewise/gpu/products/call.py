@@ -78,14 +78,14 @@ def linear(x: Any, weight: Any, bias: Any = None, *, activation: str | None = No
 def run_product(
     a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str = False
 ) -> Any:  # fmt: skip
-    """Run a product without a gradient."""
+    """Run activation(a @ b + bias) or a @ b + residual without recording a gradient."""
     return _record(a, b, bias, residual, activation, measure).run(a, b, bias, residual)
 
 
 def _record(
     a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str
 ) -> CallRecord:  # fmt: skip
-    """Return the record of a call; make one for new shapes, and make it anew to measure."""
+    """Return the cached launch record of a call with these shapes; make one for new shapes, or anew to measure."""
     key = (
         a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), activation, pinning.generation(),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype),
@@ -103,7 +103,7 @@ def _record(
 
 
 def _epilogue(bias: Any, activation: str | None, residual: Any, measure: bool | str) -> str:
-    """Check the arguments that say what follows the product, and name its epilogue."""
+    """Check which of bias, activation and residual follow the product, and return the epilogue's name."""
     if activation not in _EPILOGUES or measure not in (False, True, "background"):
         raise ConfigurationError(f"activation must be None, 'relu' or 'gelu', not {activation!r}; measure must be a "
                                  f"bool or 'background', not {measure!r}.")  # fmt: skip
@@ -168,7 +168,7 @@ def _kernel_product(
 
 
 def _operands(problem: Problem, a: Any, b: Any, bias: Any, residual: Any, out: Any) -> Operands:
-    """Collect the operands as they are stored; the layout says which one is transposed."""
+    """Collect the operands as they are stored in memory; the problem's layout says which one is transposed."""
     left, right = (x.T if side == "t" else x for x, side in zip((a, b), problem.word("layout"), strict=True))
     inputs = {"a": left, "b": right, "bias": out if bias is None else bias,
               "residual": out if residual is None else residual}  # fmt: skip
@@ -177,7 +177,7 @@ def _operands(problem: Problem, a: Any, b: Any, bias: Any, residual: Any, out: A
 
 @functools.cache
 def _torch_product(activation: str | None) -> Product:
-    """Return PyTorch's own product."""
+    """Return a function that computes the product with PyTorch's own operations."""
     import torch
 
     def run(a: Any, b: Any, bias: Any, residual: Any) -> Any:
@@ -212,6 +212,7 @@ def _is_on_gpu(tensor: Any) -> bool:
 
 
 def _allows_tf32() -> bool:
+    """Tell whether PyTorch may compute float32 products with TF32."""
     import torch
 
     return str(torch.get_float32_matmul_precision()) != "highest"

@@ -27,6 +27,7 @@ def _fake_product(a: Any, b: Any, bias: Any, residual: Any, activation: Any) -> 
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the tensors that the gradient needs: both operands, and what the activation's derivative comes from."""
     a, b, bias, residual, activation = inputs
     ctx.activation, ctx.has_bias, ctx.has_residual = activation, bias is not None, residual is not None
     # GELU's gradient needs the value in front of the activation, which is computed again; ReLU's only its sign.
@@ -34,7 +35,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-    """Compute the gradients of a, b, bias and residual."""
+    """Return the gradients of a, b, bias and residual, and None for the other arguments."""
     a, b, *for_activation = ctx.saved_tensors
     if ctx.activation == "relu":
         gradient = gradient * (for_activation[0] > 0)

@@ -67,7 +67,7 @@ CUBLAS_UNMEASURED = ProductChoice(CUBLAS, False, 1.0)
 
 
 def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) -> ProductChoice:
-    """Choose by predictions alone. tf32 products always go to cuBLAS: no data exists to set a margin by."""
+    """Choose a configuration by predictions alone; tf32 always goes to cuBLAS, because no data sets a margin."""
     if problem.word("dtype") == "tf32":
         return CUBLAS_UNMEASURED
     configs, kernels = rank_kernels(model, problem, shared_bytes, 1)
@@ -171,7 +171,7 @@ class ProductDispatcher:
         return choice
 
     def run(self, problem: Problem, operands: Operands, config: Config, *, allocate: bool = True) -> None:
-        """Start the product on the current stream; without `allocate` the operands already have a workspace."""
+        """Launch the product on the current CUDA stream; without `allocate` the operands already have a workspace."""
         if is_cublas(config):
             cublas_call(problem, operands)()
             return
@@ -198,7 +198,7 @@ class ProductDispatcher:
         return self._kernels[binary.key]
 
     def _load(self, binary: Binary) -> Any:
-        """Compile a kernel and load it onto the GPU; False if that fails or if it spills registers."""
+        """Compile a kernel and load it onto the GPU; False if that fails or if the kernel spills registers."""
         try:
             kernel = compile_binary(binary, self.capability)
             kernel._init_handles()
@@ -268,7 +268,7 @@ class ProductDispatcher:
             return choice
 
     def _times(self, problem: Problem, configs: Sequence[Config], stream: Any) -> dict[Config, float]:
-        """Measure the seconds of every configuration that compiles and computes the right result, interleaved."""
+        """Measure, interleaved, the seconds of every configuration that compiles and computes the right result."""
         torch, family = self.torch, self.family
         generator = torch.Generator(device="cuda").manual_seed(0)
         footprint = family.bytes_moved(problem)
@@ -390,7 +390,7 @@ def _compiled_launcher(launch: Any) -> Callable[..., Any]:
 
 
 def _descriptor_metadata(kernel: Any, count: int) -> list[Any]:
-    """Return what the compiler decided about each TMA operand: its swizzling and block."""
+    """Return the compiler's swizzling and block shape for each of the `count` TMA operands."""
     metadata = getattr(kernel.metadata, "tensordesc_meta", None)
     if count and (metadata is None or len(metadata) != count):
         raise LookupError("the compiler kept no metadata of TMA descriptors")

@@ -68,7 +68,7 @@ class _ProductTile(NamedTuple):
 
 
 def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
-    """List the deepest pipeline that fits, the next one below, and the deepest that lets two programs share an SM."""
+    """List pipeline depths: the deepest that fits, the one below, and the deepest that lets an SM run two programs."""
     stage_bytes = (block_m + block_n) * block_k * 2
     deepest = min(H200.shared_bytes_per_block // stage_bytes, 6)
     two_programs = min(H200.shared_bytes_per_block // 2 // stage_bytes, 5)
@@ -76,7 +76,7 @@ def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
 
 
 def _tiles(narrow: bool) -> Iterator[_ProductTile]:
-    """List tiles for 16-bit elements; narrow ones are for small m or small n."""
+    """List block sizes and warps for 16-bit elements; narrow ones are for small m or small n."""
     for block_m, block_n in _NARROW_TILES if narrow else _LARGE_TILES:
         for block_k, warps in product((64, 128, 256) if narrow else (64, 128), (4, 8)):
             accumulators = block_m * block_n // (32 * warps)  # per thread
@@ -87,7 +87,7 @@ def _tiles(narrow: bool) -> Iterator[_ProductTile]:
 
 
 def _schedules(tile: _ProductTile, tma: bool) -> Iterator[dict[str, int]]:
-    """List the ways to run a tile: values of the configuration's scheduling fields."""
+    """List the values of the scheduling fields (stages, TMA, split-K, ...) with which a tile is tried."""
     for group in (1, 8):
         plain = {"persistent": 0, SPLIT_K: 1, "group": group, STREAM_K: 0}
         yield plain
@@ -129,6 +129,7 @@ class ProductFamily(TritonMatmul):
     name = "product"
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """List the configurations of a product that the cost model ranks."""
         m, n, _ = sizes(problem)
         element_bytes = ELEMENT_BYTES[problem.word("dtype")]
         return _space(supports_tma(problem), m <= _SMALL_SIZE, n <= _SMALL_SIZE, element_bytes)
@@ -158,7 +159,7 @@ class ProductFamily(TritonMatmul):
         return None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        """Describe the compilation of a kernel; cuBLAS needs none."""
+        """Describe the compilation of a kernel; for cuBLAS, which needs none, return the binary `CUBLAS_CALL`."""
         if is_cublas(config):
             return Binary(CUBLAS_CALL, (), (), 0, 0)
         transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))
@@ -172,7 +173,7 @@ class ProductFamily(TritonMatmul):
         )
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Allocate operands of two dimensions and a workspace that is large enough for every configuration."""
+        """Allocate random matrices and a workspace that is large enough for every configuration."""
         operands = super().operands(problem, torch, device, generator)
         for name in ("a", "b", "residual"):
             if operands.inputs[name].dim() == 3:
@@ -209,6 +210,7 @@ class ProductFamily(TritonMatmul):
         return Launch((programs, 1, 1), (*tensors, *integers))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """Return the tile of weights, output and input that one program works on; empty lists for cuBLAS."""
         if "block_m" not in config:  # also called with one column per field, where cuBLAS is not a configuration
             return {"kernel": [], "output": [], "input": []}
         return super().tile(problem, config)
@@ -241,7 +243,7 @@ class WorkSplit(NamedTuple):
 
 
 def split_work(problem: Problem, config: Config) -> WorkSplit:
-    """Divide a problem's output tiles into whole ones and ones whose K is sliced."""
+    """Divide a problem's output tiles into those computed whole and those whose K is cut into slices."""
     m, n, k = sizes(problem)
     m, n = (n, m) if config.size(TRANSPOSED) else (m, n)
     tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
@@ -308,7 +310,7 @@ def _compile_time_values(config: Config) -> tuple[int, ...]:
 
 
 def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int]:
-    """Return powers of two that divide m, n and k, where the compiler gains by knowing them.
+    """Return powers of two that divide m, n and k; 1 where the compiler gains nothing by knowing them.
 
     Those are the contiguous sizes of plain loads and of the store.
     """
@@ -321,6 +323,7 @@ def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int
 
 
 def _descriptor(tensor: Any, block: list[int]) -> Any:
+    """Make a TMA descriptor by which a kernel reads `tensor` in blocks."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)

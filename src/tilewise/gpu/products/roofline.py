@@ -46,14 +46,14 @@ def is_cublas(config: Config) -> bool:
 
 
 def sustained_rates(device: Device) -> SustainedRates:
-    """Return the measured rates of a GPU; a GPU without them cannot be modelled."""
+    """Return the measured rates of a GPU; raise `ConfigurationError` if it has none."""
     if device.sustained is None:
         raise ConfigurationError(f"The sustained rates of {device.name} were never measured; choose another device.")
     return device.sustained
 
 
 def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
-    """Read the settings of kernels into one column per field."""
+    """Convert configurations to one array per setting, such as "block_m", in their order."""
     return {
         name: np.array([config.get(field, _DEFAULTS.get(name, 0)) for config in configs], np.float64)
         for name, field in _FIELDS.items()
@@ -63,7 +63,7 @@ def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
 def fits(
     problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int, device: Device = H200
 ) -> npt.NDArray[np.bool_]:
-    """Tell for every configuration whether it can run a problem: `ProductFamily.misfit`, vectorised."""
+    """Tell for every configuration (given as columns) whether it can run a problem; see `ProductFamily.misfit`."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     transposed = of["transposed"] > 0
     rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)
@@ -105,7 +105,7 @@ def floor_seconds(problem: Problem, batch: int = 1, device: Device = H200) -> fl
 
 
 def _costs(problem: Problem, of: Columns, batch: int, device: Device) -> dict[str, Numbers]:
-    """Compute times, counts and occupancy of every configuration; `estimate` is a first guess of the seconds."""
+    """Compute times, counts and occupancy of every configuration; "estimate" is a first guess in seconds."""
     rates, sms = sustained_rates(device), device.multiprocessors
     transposed = of["transposed"] > 0
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
@@ -152,7 +152,7 @@ def estimate_seconds(problem: Problem, of: Columns, batch: int = 1, device: Devi
 
 
 def features(problem: Problem, of: Columns, batch: int = 1, device: Device = H200) -> Numbers:
-    """Build the model's input: one row per configuration; the first column is the logarithm of the estimate."""
+    """Build the model's input, one row per configuration; the first column is log(estimated seconds)."""
     costs, sms = _costs(problem, of, batch, device), device.multiprocessors
     units, per_sm, resident, steps, tiles = (costs[name] for name in ("units", "per_sm", "resident", "steps", "tiles"))
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))

@@ -127,7 +127,7 @@ def _prediction(logarithms: Numbers) -> Prediction:
 
 
 def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable[[Numbers], Weights]:
-    """Build the function of an ensemble of equally shaped networks: feature rows to (members, rows) of logarithms.
+    """Build a function that maps feature rows to each member's logarithm of the runtime, of shape (members, rows).
 
     The first layer is one matrix for all members, with the normalisation of the features folded in; the weights of
     later layers have the member as their first dimension.

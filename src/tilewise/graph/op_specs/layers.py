@@ -44,6 +44,7 @@ def _emit_conv(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 def _conv(op: Op, x: Array, residual: Array | None = None) -> Array:
     # Backends take (height, width) if both sides have the same padding, which more kernels support.
+    """Compute a convolution with its bias, optional residual and activation."""
     options = {"stride": op.stride, "padding": op.padding, "groups": op.groups, "dilation": op.dilation}
     if op.padding[:2] == op.padding[2:]:
         options["padding"] = op.padding[:2]
@@ -52,6 +53,7 @@ def _conv(op: Op, x: Array, residual: Array | None = None) -> Array:
 
 
 def _write_conv(form: OnnxForm, op: Op, inputs: list[str]) -> str:
+    """Write a convolution as ONNX nodes: Conv, an Add for a residual, and the activation."""
     settings: dict[str, Any] = {"strides": list(op.stride), "pads": list(op.padding), "group": op.groups}
     y = form.node("Conv", inputs[0], *form.weights(op), **settings, dilations=list(op.dilation))
     for other in inputs[1:]:
@@ -61,6 +63,7 @@ def _write_conv(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 def _emit_linear(context: EmitContext, op: Op, operands: list[int]) -> int:
     # Over tokens a linear layer is a 1×1 convolution.
+    """Add a linear layer to the native plan and return its value number."""
     if len(op.shape) != 2:
         return _emit_conv(context, op, operands)
     return int(context.plan.linear(context.weights(op), *operands))
@@ -101,6 +104,7 @@ def _norm(operation: type[Operation]) -> Callable[[Op, Array], Array]:
 
 
 def _write_channel_norm(form: OnnxForm, op: Op, inputs: list[str]) -> str:
+    """Write a layer norm over the channels of images as Transpose, LayerNormalization, Transpose."""
     channels_last = form.node("Transpose", inputs[0], perm=[0, 2, 3, 1])
     norm = form.node("LayerNormalization", channels_last, *form.weights(op), axis=-1, epsilon=op.options["eps"])
     return form.node("Transpose", norm, perm=[0, 3, 1, 2])
@@ -141,6 +145,7 @@ def pooled_values(op: Op, x: Array) -> Array | int:
 
 
 def _max_pool(op: Op, x: Array) -> Array:
+    """Compute max pooling of float or integer images with padding that may differ from side to side."""
     top, left, bottom, right = op.padding
     is_float, even = x.dtype.kind == "f", (top, left) == (bottom, right)
     # The backend pads both sides by the same amount, at most half a window.

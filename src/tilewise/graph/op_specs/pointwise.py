@@ -34,12 +34,14 @@ def _arithmetic(function: Callable[[Array, Array], Array]) -> OpSpec:
 
 
 def _emit_affine(context: EmitContext, op: Op, operands: list[int]) -> int:
+    """Add x * scale + shift per channel to the native plan and return its value number."""
     scale = [] if op.weight is None else op.weight.tolist()
     shift = [] if op.bias is None else op.bias.tolist()
     return int(context.plan.affine(operands[0], scale, shift, op.activation))
 
 
 def _affine(op: Op, x: Array) -> Array:
+    """Compute activation(x * weight + bias) per channel; either may be missing."""
     by_channel = (1, -1) + (1,) * (x.ndim - 2)
     if op.weight is not None:
         x = x * op.weight.reshape(by_channel)
@@ -49,6 +51,7 @@ def _affine(op: Op, x: Array) -> Array:
 
 
 def _write_affine(form: OnnxForm, op: Op, inputs: list[str]) -> str:
+    """Write the per-channel multiplication and addition as Mul, Add and the activation."""
     x = inputs[0]
     for node, name, constant in (("Mul", "weight", op.weight), ("Add", "bias", op.bias)):
         if constant is not None:
@@ -93,6 +96,7 @@ def _upsample(op: Op, x: Array) -> Array:
 
 
 def _write_upsample(form: OnnxForm, op: Op, inputs: list[str]) -> str:
+    """Write nearest-neighbour upsampling as one Gather per image axis."""
     x = inputs[0]
     for axis, (by, size) in enumerate(zip(op.options["by"], op.shape[2:], strict=True), 2):
         x = form.node("Gather", x, form.graph.constant(np.repeat(np.arange(size // by), by)), axis=axis)
@@ -100,12 +104,14 @@ def _write_upsample(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _depth_to_space(op: Op, x: Array) -> Array:
+    """Move channels into pixels: (N, C·bh·bw, H, W) becomes (N, C, H·bh, W·bw)."""
     (by_h, by_w), (n, c, h, w) = op.options["by"], x.shape
     blocks = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
     return np.ascontiguousarray(blocks).reshape(n, -1, h * by_h, w * by_w)
 
 
 def _write_depth_to_space(form: OnnxForm, op: Op, inputs: list[str]) -> str:
+    """Write depth-to-space as Reshape, Transpose, Reshape, for blocks that need not be square."""
     (by_h, by_w), (c, h, w) = op.options["by"], op.shape[1:]
     blocks = form.node("Reshape", inputs[0], form.graph.constant([0, by_h, by_w, c, h // by_h, w // by_w]))
     transposed = form.node("Transpose", blocks, perm=[0, 3, 4, 1, 5, 2])
@@ -114,6 +120,7 @@ def _write_depth_to_space(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 def _emit_identity(context: EmitContext, op: Op, operands: list[int]) -> int:
     # Integer rows and images have different storage; floats have one.
+    """Return the operand's value number; integer plans first convert between image and row storage."""
     is_row = len(op.shape) == 2
     return int(context.plan.pixel_as_row(operands[0], is_row, context.padding)) if context.is_integer else operands[0]
 

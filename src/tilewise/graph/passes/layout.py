@@ -154,6 +154,7 @@ def _positions(axes: Group | list[Axis], start: int) -> Indices:
 
 
 def _channel_moves(gather: _Gather, before: Shape) -> Iterator[_Move]:
+    """Yield the ops that select the gathered channels: none, one slice, or one gather."""
     first, count = int(gather.channels[0]), len(gather.channels)
     size = (before[0], before[2], before[3])
     if np.array_equal(gather.channels, np.arange(first, first + count)):

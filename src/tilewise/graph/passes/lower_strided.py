@@ -101,6 +101,7 @@ def _pow(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _clip(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a clip with constant scalar bounds to an elementwise op; None for other bounds."""
     bounds = (node.params["low"], node.params["high"])
     if any(isinstance(b, Value) or (b is not None and np.size(b) != 1) for b in bounds):
         return None
@@ -321,6 +322,7 @@ def _cat(low: Lowering, number: int, node: Node) -> Op | None:
 
 def _cat_op(low: Lowering, number: int, node: Node, values: list[Any], sizes: list[int], axis: int) -> Op | None:
     # Each value starts where the one before it ends.
+    """Lower a concatenation: each value of `sizes` along `axis` is copied behind the one before."""
     ends = np.cumsum(sizes).tolist()
     starts = [
         tuple(end - n if a == axis else 0 for a in range(len(node.shape))) for end, n in zip(ends, sizes, strict=True)

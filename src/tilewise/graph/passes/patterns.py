@@ -42,6 +42,7 @@ class GroupNorm(InferenceOperation):
     """Normalization of each group of channels over all pixels; weight and bias are per channel."""
 
     def forward(self, x: Array, weight: Array, bias: Array, *, groups: int, eps: float) -> Array:
+        """Normalize each sample and group of channels over its pixels, then scale and shift per channel."""
         rows = x.reshape(len(x), groups, -1)
         centred = rows - rows.mean(-1, keepdims=True)
         normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps))
@@ -53,6 +54,7 @@ class ChannelNorm(InferenceOperation):
     """Layer norm over the channels of every pixel of an image (N, C, H, W)."""
 
     def forward(self, x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
+        """Apply a layer norm over the channels at each pixel of images (N, C, H, W)."""
         channels_last = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # (N, H, W, C)
         normed = np.asarray(LayerNorm().forward(channels_last, weight, bias, eps=eps))
         return np.ascontiguousarray(normed.transpose(0, 3, 1, 2))
@@ -70,6 +72,7 @@ class UnpaddedAvgPool(InferenceOperation):
         padding: tuple[int, ...],
         count_padding: bool = False,
     ) -> Array:
+        """Average each window over its pixels inside the image, leaving out the padding."""
         pool = current_backend().dispatch
         mean = np.asarray(pool("avg_pool2d", x, kernel=kernel, stride=stride, padding=padding))
         return mean * window_shares(x.shape, kernel=kernel, stride=stride, padding=padding)
@@ -97,6 +100,7 @@ class PaddedMaxPool(InferenceOperation):
     """Max pooling with separate padding at the top, left, bottom and right."""
 
     def forward(self, x: Array, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
+        """Pool with padding (top, left, bottom, right) that never wins; two numbers pad opposite sides alike."""
         top, left, bottom, right = (*padding, *padding)[:4]
         padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
         y, _ = current_backend().dispatch("max_pool2d", padded, kernel=kernel, stride=stride, padding=(0, 0))

@@ -126,6 +126,7 @@ class Lab:
         return base64.b85encode(zlib.compress(json.dumps(self.record).encode(), 9)).decode()
 
     def _question(self, name: str) -> Question:
+        """Return the question called `name`; raise `ConfigurationError` with the nearest name otherwise."""
         if name not in self.questions:
             raise ConfigurationError(f"this lab has no question {name!r}; {did_you_mean(name, self.questions)}")
         return self.questions[name]
@@ -134,11 +135,13 @@ class Lab:
         return {(e["question"], e["attempt"]) for e in self.record["entries"] if e["kind"] == kind}
 
     def _check_machine(self) -> None:
+        """Raise `ConfigurationError` if the lab was begun on another CPU or instruction set."""
         current = roofline()
         if (current["cpu"], current["isa"]) != (self.record["machine"]["cpu"], self.record["machine"]["isa"]):
             raise ConfigurationError("this lab was begun on another machine; finish it there, or begin a new file")
 
     def _add_entry(self, entry: dict[str, Any], attempt: int | None = None) -> None:
+        """Append an entry to the lab's record, with the attempt, the sizes drawn for it and the time."""
         question = self.questions[entry["question"]]
         attempt = attempt or self.attempt
         sizes = drawn_sizes(self.record, question, attempt)

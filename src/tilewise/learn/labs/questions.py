@@ -59,6 +59,7 @@ def _pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:
 
 
 def _product_seconds(sizes: Sizes) -> float:
+    """Time the fastest product of (m, k) and (k, n) matrices, in seconds."""
     from tilewise.backend import OptimizedBackend
 
     a, b, run = _floats(sizes["m"], sizes["k"]), _floats(sizes["k"], sizes["n"]), OptimizedBackend().dispatch
@@ -71,12 +72,14 @@ def _product_work(sizes: Sizes) -> tuple[float, float]:
 
 
 def _copy_seconds(sizes: Sizes) -> float:
+    """Time a copy of `mib` MiB of memory, in seconds."""
     source = np.ones(sizes["mib"] << 18, np.float32)
     target = np.empty_like(source)
     return fastest(lambda: np.copyto(target, source))[0]
 
 
 def _loops_gain(sizes: Sizes) -> float:
+    """Measure how many times as fast as blocked loops the fastest n x n product is."""
     from tilewise.backend import OptimizedBackend, matmul_blocked
 
     a, b, run = _floats(sizes["n"], sizes["n"]), _floats(sizes["n"], sizes["n"]), OptimizedBackend().dispatch
@@ -131,12 +134,14 @@ def _batch_gain(sizes: Sizes) -> float:
 
 
 def _draw_tiles(rng: np.random.Generator) -> Sizes:
+    """Draw a matrix size and four tiles of three block sizes each."""
     n = _pick(rng, (192, 256, 320, 384))
     tiles = [[_pick(rng, (4, 8, 16, 32, 64, 128, 256)) for _ in range(3)] for _ in range(4)]
     return {"n": n, "tiles": tiles}
 
 
 def _tile_seconds(sizes: Sizes) -> list[float]:
+    """Time the blocked product with each drawn tile, in seconds."""
     from tilewise.backend import matmul_blocked
 
     a, b = _floats(sizes["n"], sizes["n"]), _floats(sizes["n"], sizes["n"])

@@ -55,6 +55,7 @@ class EncoderLayer(nn.Module):
         self.linear2 = nn.Linear(4 * width, width, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply attention and a GELU network to tokens (N, T, width), each followed by sum and layer norm."""
         x = self.norm1(x + self.attention(x))
         hidden: Tensor = self.linear1(x)
         out: Tensor = self.norm2(x + self.linear2(hidden.gelu()))
@@ -72,6 +73,7 @@ class Bert(nn.Module):
         self.layers = nn.ModuleList(*(EncoderLayer(width, heads, rng) for _ in range(layers)))
 
     def forward(self, ids: TensorLike) -> Tensor:
+        """Encode token ids (N, T) into vectors (N, T, width)."""
         tokens = ids if isinstance(ids, Tensor) else Tensor(np.asarray(ids))
         x: Tensor = self.norm(self.tokens(tokens) + self.places(np.arange(tokens.shape[1])))
         for layer in self.layers:

@@ -58,6 +58,7 @@ class SqueezeExcite(nn.Module):
         self.hard = hard
 
     def forward(self, x: Tensor) -> Tensor:
+        """Multiply each channel of images (N, C, H, W) by a gate computed from all channels' means."""
         mean = F.global_avg_pool(x).reshape(*x.shape[:2], 1, 1)
         gate: Tensor = self.fc2(self.activation(self.fc1(mean)))
         return x * (F.hardsigmoid(gate) if self.hard else gate.sigmoid())

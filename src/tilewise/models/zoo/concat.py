@@ -34,6 +34,7 @@ class ShuffleUnit(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the unit to images: half of the channels (with stride 2, all) per branch, then a channel shuffle."""
         half = x.shape[1] // 2
         first, second = (x, x) if self.stride == 2 else (x[:, :half], x[:, half:])
         features = cat([self.side(first), self.main(second)], axis=1)

@@ -177,6 +177,7 @@ def _gru_cell(recurrent: Tensor, bias: Tensor, size: int, node: OnnxNode) -> Cel
 
 
 def _rnn_cell(recurrent: Tensor, _bias: Tensor, _size: int, node: OnnxNode) -> Cell:
+    """Make the step of a plain RNN: state = tanh or ReLU of (projected input + state @ recurrent)."""
     relu = tuple(node.get("activations", ("Tanh",)))[:1] == ("Relu",)
 
     def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -102,6 +102,7 @@ class Computed(ops.Operation):
         return np.asarray(function(*arrays))
 
     def backward(self, grad: Array) -> Any:
+        """Raise `GradientError`: operations computed in NumPy have no gradient."""
         raise GradientError(
             f"the operation {self.name or 'computed here'} has no gradient, so nothing before it can be trained"
         )

@@ -38,6 +38,7 @@ def _integer_division(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
+    """Compute a ** b in the dtype of a; integers through float64, which allows negative exponents."""
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         return np.power(a.astype(np.float64), b).astype(a.dtype)
     return np.power(a, b).astype(a.dtype)
@@ -171,6 +172,7 @@ def _is_inf(node: OnnxNode, x: Value) -> Value:
 
 @operator("Clip")
 def _clip(node: OnnxNode, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    """Limit x to [low, high]; either bound may be missing."""
     bounds = [None if b is None else read_values(b).reshape(()).item() for b in (low, high)]
     if are_constants(x) or not is_float(x):
         return computed(lambda a: np.clip(a, *bounds).astype(a.dtype), x, name=node.op)
@@ -198,6 +200,7 @@ def _extreme(node: OnnxNode, *values: Value) -> Value:
 
 @operator("Sum", "Mean")
 def _sum(node: OnnxNode, *values: Value) -> Value:
+    """Compute the Sum or Mean of any number of tensors, broadcast to each other."""
     float_only(node, *values)
     broadcast(*values)
     total: Tensor = tensor(values[0])
@@ -232,6 +235,7 @@ def _cast_like(node: OnnxNode, x: Value, like: Value) -> Value:
 
 
 def _as_type(node: OnnxNode, x: Value, dtype: np.dtype[Any]) -> Value:
+    """Convert x to a dtype; a float tensor converted to floats stays differentiable."""
     if array(x).dtype == dtype:
         return x
     if isinstance(x, Tensor) and is_float(x) and dtype.kind == "f":
@@ -255,6 +259,7 @@ def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Val
 
 @operator("PRelu")
 def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
+    """Compute max(x, 0) + slope * min(x, 0)."""
     float_only(node, x, slope)
     broadcast(x, slope)
     t = tensor(x)
@@ -301,6 +306,7 @@ def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None)
 
 @operator("DequantizeLinear")
 def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    """Compute (x - zero) * scale of 8-bit integers; scale and zero point may differ along an axis."""
     if array(x).dtype.type not in _BYTES:
         raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not take for bytes")
     by = _along(node, x, array(scale))

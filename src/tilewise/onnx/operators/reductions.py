@@ -74,6 +74,7 @@ def _reduce(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
 
 
 def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
+    """Reduce a constant or integer array along axes, which keep the size 1."""
     if node.op in _OF_INTEGERS:
         function = _OF_INTEGERS[node.op]
         return computed(lambda a: function(a, axis=along, keepdims=True).astype(a.dtype), x, name=node.op)
@@ -100,6 +101,7 @@ def _arg(node: OnnxNode, x: Value) -> Value:
 
 @operator("Softmax", "LogSoftmax")
 def _softmax(node: OnnxNode, x: Value) -> Value:
+    """Compute Softmax or LogSoftmax along the node's axis."""
     axis = axis_of(node.get("axis", -1), len(x.shape), node)
     if not is_float(x):
         raise DtypeError(f"{node} takes floating-point numbers, not {array(x).dtype}")
@@ -269,6 +271,7 @@ def _layer_norm(node: OnnxNode, x: Value, weight: Value, bias: Value | None = No
 
 @operator("RMSNormalization")
 def _rms_norm(node: OnnxNode, x: Value, weight: Value) -> Value:
+    """Divide x by its root mean square over the last axes, from the node's `axis` on, and scale by weight."""
     axis = node.get("axis", -1)
     axis = axis + len(x.shape) if axis < 0 else axis
     if not 0 <= axis < len(x.shape) or not is_float(x, weight):
@@ -280,6 +283,7 @@ def _rms_norm(node: OnnxNode, x: Value, weight: Value) -> Value:
 
 @operator("InstanceNormalization")
 def _instance_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
+    """Normalize each channel of each image over its pixels, then scale by weight and add bias."""
     if len(x.shape) < 3 or not is_float(x, weight, bias):
         raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
     return F.group_norm(tensor(x), x.shape[1], tensor(weight), tensor(bias), node.get("epsilon", 1e-5))
@@ -287,6 +291,7 @@ def _instance_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Valu
 
 @operator("GroupNormalization")
 def _group_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
+    """Normalize each group of channels of each image, then scale and shift per channel (per group before opset 21)."""
     groups = node.get("num_groups", 1)
     if len(x.shape) < 3 or not is_float(x, weight, bias) or groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"{node} cuts a tensor of shape {x.shape} into {groups} groups")
@@ -299,6 +304,7 @@ def _group_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
 
 @operator("LpNormalization")
 def _lp_norm(node: OnnxNode, x: Value) -> Value:
+    """Divide x by its 1- or 2-norm along an axis; vectors of zeros stay zeros."""
     axis, p, t = node.get("axis", -1), node.get("p", 2), tensor(x)
     if not -t.ndim <= axis < t.ndim or p not in (1, 2):
         raise ShapeError(f"{node} normalises axis {axis} of {x.shape} by the {p}-norm")

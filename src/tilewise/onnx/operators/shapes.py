@@ -31,6 +31,7 @@ from tilewise.tensor import Array, Tensor, apply, cat
 
 
 def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
+    """Reshape x; raise `ShapeError` if the number of elements differs."""
     if math.prod(shape) != math.prod(x.shape):
         raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {shape}")
     return x.reshape(shape)
@@ -54,6 +55,7 @@ def _reshape(node: OnnxNode, x: Value, shape: Value) -> Value:
 
 @operator("Flatten")
 def _flatten(node: OnnxNode, x: Value) -> Value:
+    """Flatten the axes before `axis` into one and the others into another."""
     axis = node.get("axis", 1)
     if not -len(x.shape) <= axis <= len(x.shape):
         raise ShapeError(f"{node} works along axis {axis} of a tensor with {len(x.shape)} dimensions")
@@ -63,6 +65,7 @@ def _flatten(node: OnnxNode, x: Value) -> Value:
 
 @operator("Transpose")
 def _transpose(node: OnnxNode, x: Value) -> Value:
+    """Permute the axes; without `perm`, reverse them."""
     axes = node.get("perm", tuple(range(len(x.shape)))[::-1])
     if sorted(axes) != list(range(len(x.shape))):
         raise ShapeError(f"{node} orders the axes of a tensor of shape {x.shape} as {axes}")
@@ -71,6 +74,7 @@ def _transpose(node: OnnxNode, x: Value) -> Value:
 
 @operator("Squeeze")
 def _squeeze(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
+    """Drop the given axes, which must have size 1; without any, all axes of size 1."""
     selected = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
     selected = [axis_of(a, len(x.shape), node) for a in selected]
     if any(x.shape[a] != 1 for a in selected):
@@ -80,6 +84,7 @@ def _squeeze(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
 
 @operator("Unsqueeze")
 def _unsqueeze(node: OnnxNode, x: Value, axes: Value) -> Value:
+    """Insert axes of size 1 at the given positions of the result."""
     rank = len(x.shape) + len(numbers(axes))
     selected = {axis_of(a, rank, node) for a in numbers(axes)}
     if len(selected) != rank - len(x.shape):
@@ -157,6 +162,7 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
 
 @operator("Expand")
 def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
+    """Broadcast x against a shape."""
     try:
         target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
@@ -167,6 +173,7 @@ def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
 
 @operator("Tile")
 def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
+    """Repeat x along each axis as often as `repeats` says."""
     times = numbers(repeats)
     if len(times) != len(x.shape) or min(times, default=0) < 0:
         raise ShapeError(f"{node} repeats a tensor of shape {x.shape} {times} times")
@@ -198,6 +205,7 @@ def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes
 
 
 def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: OnnxNode) -> Value:
+    """Pad x by (before, after) elements per axis: with `fill`, or by repeating what NumPy's `mode` says."""
     if mode == "constant" and not are_constants(x):
         return tensor(x).pad(widths, fill)
     if mode == "constant":
@@ -223,6 +231,7 @@ def _size(_node: OnnxNode, x: Value) -> Value:
 
 @operator("ConstantOfShape")
 def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
+    """Fill a tensor of the given shape with the node's value, 0 by default."""
     value = node.attributes.get("value", np.zeros(1, np.float32))
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise FileFormatError(f"{node} fills with something other than one number")
@@ -231,6 +240,7 @@ def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
 
 @operator("Range")
 def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
+    """Count from start up to, but not including, limit."""
     same_type(node, start, limit, step)
     a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
     if by == 0 or not all(map(math.isfinite, (a, b, by))):
@@ -242,6 +252,7 @@ def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
 
 @operator("EyeLike")
 def _eye_like(node: OnnxNode, x: Value) -> Value:
+    """Make a matrix of the shape of x with ones on the k-th diagonal."""
     from tilewise.onnx.reader import dtype_of
 
     if len(x.shape) != 2:
@@ -252,6 +263,7 @@ def _eye_like(node: OnnxNode, x: Value) -> Value:
 
 @operator("OneHot")
 def _one_hot(node: OnnxNode, indices: Value, depth: Value, values: Value) -> Value:
+    """Encode indices as vectors of size `depth` along a new axis; `values` are (off, on)."""
     size, (off, on) = int(array(depth).reshape(()).item()), array(values).reshape(2)
     axis = axis_of(node.get("axis", -1), len(indices.shape) + 1, node)
     check_size((*indices.shape, size), array(values).itemsize)
@@ -259,6 +271,7 @@ def _one_hot(node: OnnxNode, indices: Value, depth: Value, values: Value) -> Val
 
 
 def _one_hot_of(indices: Array, size: int, off: Any, on: Any, axis: int) -> Array:
+    """Encode integer indices as one-hot vectors along a new axis; negative ones count from the end."""
     where = np.expand_dims(np.where(indices < 0, indices + size, indices), axis)
     classes = np.arange(size).reshape([-1 if i == axis else 1 for i in range(where.ndim)])
     return np.asarray(np.where(where == classes, on, off))
@@ -266,6 +279,7 @@ def _one_hot_of(indices: Array, size: int, off: Any, on: Any, axis: int) -> Arra
 
 @operator("Trilu")
 def _trilu(node: OnnxNode, x: Value, k: Value | None = None) -> Value:
+    """Keep the upper or lower triangle of each matrix from the k-th diagonal on; the others become zeros."""
     if len(x.shape) < 2:
         raise ShapeError(f"{node} takes matrices, not a tensor of shape {x.shape}")
     shift = 0 if k is None else int(array(k).reshape(()).item())
@@ -298,6 +312,7 @@ def _depth_to_space(node: OnnxNode, x: Value) -> Value:
 
 @operator("SpaceToDepth")
 def _space_to_depth(node: OnnxNode, x: Value) -> Value:
+    """Move blocks of size x size pixels into channels: (N, C, H, W) becomes (N, C·size², H/size, W/size)."""
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, side_by=size)
     order = (0, 3, 5, 1, 2, 4) if choice(node, "mode", "DCR", ("DCR", "CRD")) == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -306,6 +321,7 @@ def _space_to_depth(node: OnnxNode, x: Value) -> Value:
 
 
 def _image(node: OnnxNode, x: Value, size: int, c_by: int = 1, side_by: int = 1) -> tuple[int, ...]:
+    """Return the shape (N, C, H, W) of x; raise `ShapeError` unless its sizes are divisible by the block's."""
     if size < 1 or len(x.shape) != 4 or x.shape[1] % c_by or x.shape[2] % side_by or x.shape[3] % side_by:
         raise ShapeError(f"{node} cannot use blocks of {size} in a tensor of shape {x.shape}")
     return x.shape
@@ -347,11 +363,13 @@ class Lookup(ops.Operation):
     """Entries of an axis by positions that are computed too."""
 
     def forward(self, x: Array, where: Array, *, axis: int = 0) -> Array:
+        """Take the elements at positions `where` along an axis; negative positions count from the end."""
         self.shape, self.axis = x.shape, axis
         self.where = _inside(where, x.shape[axis], "a lookup")
         return np.asarray(x.take(self.where, axis))
 
     def backward(self, grad: Array) -> Any:
+        """Add the gradient of each element to the position it was taken from."""
         g = np.zeros(self.shape, grad.dtype)
         np.add.at(g, _along(self.axis, self.where), grad)
         return g, None
@@ -391,6 +409,7 @@ def _gather_nd(node: OnnxNode, x: Value, indices: Value) -> Value:
 
 @operator("ScatterND")
 def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
+    """Write (or add, multiply, ...) updates into a copy of x; the last axis of `indices` holds coordinates."""
     where = read_values(indices)
     if where.dtype.kind not in "iu" or not where.ndim or where.shape[-1] > len(x.shape):
         raise ShapeError(f"{node} writes at {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
@@ -403,6 +422,7 @@ def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Val
 
 @operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
+    """Write (or add, multiply, ...) each update into a copy of x at its own position, but along `axis` at its index."""
     axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
         raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
@@ -498,6 +518,7 @@ def _taps(node: OnnxNode, mode: str, size: int, target: int, scale: float) -> re
 
 
 def _nearest(node: OnnxNode, places: Any) -> Any:
+    """Round fractional pixel positions as the node's `nearest_mode` says."""
     kinds = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
     kind = choice(node, "nearest_mode", "round_prefer_floor", kinds)
     if kind == "floor":

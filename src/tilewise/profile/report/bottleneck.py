@@ -164,6 +164,7 @@ def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
 
 
 def _allocates_extremely(results: ProfileResults) -> bool:
+    """Tell whether one layer allocates far more memory than all results together need."""
     result_bytes = sum(u.result_bytes for u in results.units)
     row = _largest_allocator(results)
     return row.own_allocated > max(_EXTREME_BYTES, _EXTREME_FACTOR * result_bytes)
@@ -267,6 +268,7 @@ _SENTENCES: dict[str, Callable[[ProfileResults, str, list[str], str], str]] = {
 
 
 def _layer_text(results: ProfileResults, layer: str) -> str:
+    """Name a layer in a sentence; "" is the model itself."""
     if layer == _OUTSIDE:
         return "code outside the layers"
     row = results.by_layer.get(layer)

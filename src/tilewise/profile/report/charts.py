@@ -40,6 +40,7 @@ def timeline_svg(events: Sequence[ProfileEvent]) -> tuple[str, int]:
 
 
 def _depth(event: ProfileEvent) -> int:
+    """Count the ancestors of an event."""
     depth, ancestor = 0, event.parent
     while ancestor is not None:
         depth, ancestor = depth + 1, ancestor.parent

@@ -59,6 +59,7 @@ def ceilings(machine: MachineFigures, threads: int) -> str:
 
 
 def _table(first: str, rows: list[ProfileRow], results: ProfileResults, max_rows: int) -> str:
+    """Format the rows with a runtime as an aligned text table; those after `max_rows` become one line."""
     lines = [[row.title, *row_cells(row, results.seconds)] for row in rows[:max_rows] if row.seconds > 0]
     if len(rows) > max_rows:
         remaining = sum(row.seconds for row in rows[max_rows:])
@@ -204,6 +205,7 @@ def html_page(results: ProfileResults, events: Sequence[ProfileEvent], title: st
 
 
 def _verdict(results: ProfileResults) -> str:
+    """Format the findings as HTML: the first as the verdict, the others as a list."""
     if not results.findings:
         return '<p class="verdict">Nothing was recorded.</p>'
     first, *others = results.findings
@@ -226,12 +228,14 @@ def _tiles(results: ProfileResults) -> str:
 
 
 def _html_table(first: str, rows: list[ProfileRow], total: float) -> str:
+    """Format up to 200 rows as an HTML table; `total` is the whole runtime in seconds."""
     head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS))
     body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 1e-4 * total)  # at least 0.01 %
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _row(row: ProfileRow, total: float) -> str:
+    """Format one row of the HTML table, with a bar for its share of the runtime."""
     cells = [escape(cell) for cell in row_cells(row, total)]
     bar = f'<span class="share"><i style="width:{60 * min(row.seconds / total, 1):.1f}px"></i></span>'
     cells[1] = f'{bar}<span class="number">{cells[1]}</span>'

@@ -25,6 +25,7 @@ def timed_calls(func: Callable[[], Any], calls: int) -> int:
 
 
 def _timed_empty_loop(calls: int) -> int:
+    """Return the nanoseconds that a loop of `calls` empty iterations takes."""
     iterations = repeat(None, calls)
     start = perf_counter_ns()
     for _ in iterations:

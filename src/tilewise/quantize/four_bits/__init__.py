@@ -69,6 +69,7 @@ class NumpyInt4Weights:
         return rows
 
     def _codes(self) -> Array:
+        """Unpack the 4-bit codes, two per byte with the lower one first, to one uint8 each."""
         codes = np.empty((len(self._packed), 2 * self._packed.shape[1]), np.uint8)
         codes[:, 0::2], codes[:, 1::2] = self._packed & 15, self._packed >> 4
         return codes
@@ -151,6 +152,7 @@ class _MomentCollector(Module):
         self.moments: Array | None = None
 
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        """Apply the linear layer; while watching, add x^T x of its input rows to the moments."""
         if self.watching:
             # GPTQ needs E[x x^T] over all rows (tokens); `_collect` divides by their number.
             rows = x.data.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)

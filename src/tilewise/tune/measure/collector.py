@@ -169,6 +169,7 @@ class MeasurementRecorder:
         self._store.add_timing(self._batch, config, runtime_ns)
 
     def _close(self, batch: TimedBatch) -> None:
+        """Close a batch in the store with its default's runtime, and count it."""
         self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
         self._tally.batches += 1
         self._tally.disturbed += batch.disturbed

@@ -152,7 +152,7 @@ def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
 
 
 def _checked(row: Any, table: Table) -> dict[str, Any]:
-    """Check that a row has the columns of its table, with values of the right types and sizes; decode base64."""
+    """Return a row of a backup with base64 decoded; raise `FileFormatError` if it does not fit its table's columns."""
     if not isinstance(row, dict) or row.keys() != set(table.columns.keys()):
         raise ValueError
     for column in table.columns:
@@ -164,7 +164,7 @@ def _checked(row: Any, table: Table) -> dict[str, Any]:
 
 
 def _fits(value: Any, column: Column[Any]) -> bool:
-    """Return whether a column can hold a value of a backup, in which bytes are base64."""
+    """Tell whether a column can hold a value of a backup, in which bytes are base64."""
     if value is None:
         return bool(column.nullable)
     kind = str if isinstance(column.type, LargeBinary) else column.type.python_type

@@ -72,7 +72,7 @@ def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, lis
 
 
 def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list[str]:
-    """Check the order, hash and seal of one link."""
+    """List what is wrong with one link: its number, the hash of the link before, its own hash or its seal."""
     if link.seq != expected:
         return [f"link {expected} is missing or out of order: link {link.seq} stands in its place"]
     if link.previous != previous:

@@ -24,7 +24,7 @@ COLUMNS = ("event", "division", "rank", "team", "score", "entry", "name", "submi
 
 
 def grades_csv(board: Board) -> str:
-    """Format one CSV line per team, event and division, best first."""
+    """Format the best entry of each team, event and division as CSV, best first."""
     rows: list[Sequence[Any]] = [COLUMNS]
     kinds = [(event.name, division) for event in TinyMLPerf.events() for division in ("closed", "open")]
     with readable(board):
@@ -36,7 +36,7 @@ def grades_csv(board: Board) -> str:
 
 
 def as_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Format rows as CSV."""
+    """Format rows of cells as CSV text."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()

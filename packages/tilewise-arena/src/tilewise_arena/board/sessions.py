@@ -59,6 +59,7 @@ def end_session(board: Board, secret: str) -> None:
 
 
 def _key(board: Board) -> bytes:
+    """Return the board's secret key; raise `UnavailableError` if it is missing."""
     if board.key is None:
         raise UnavailableError("this board's key is missing, so nobody can sign in")
     return board.key

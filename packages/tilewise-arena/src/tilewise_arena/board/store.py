@@ -73,7 +73,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
 
 
 def _url(where: str) -> tuple[str, Path | None]:
-    """Return the SQLAlchemy URL of a board, and its path if it is a file."""
+    """Return the SQLAlchemy URL of a board, and the file's path (None for a database server)."""
     if where.startswith("postgresql://"):
         return where.replace("postgresql://", "postgresql+psycopg://", 1), None
     if where.startswith("postgresql+psycopg://"):
@@ -90,6 +90,7 @@ def _url(where: str) -> tuple[str, Path | None]:
 
 
 def _key_path(path: Path | None) -> Path:
+    """Return where the key is: beside the database file, or, for a database server, where TILEWISE_BOARD_KEY says."""
     if path is not None:
         return path.with_name(path.name + ".key")
     path_from_environment = os.environ.get("TILEWISE_BOARD_KEY")
@@ -129,7 +130,7 @@ def _team_names() -> Any:
 def _places(
     connection: Connection, event: str, division: str, rows: list[dict[str, Any]], in_a_row: bool
 ) -> dict[int, int]:
-    """Return the ranks of scored entries in their event; `in_a_row` says that the entries are consecutive."""
+    """Return the rank of each scored entry by its number; `in_a_row` says that the rows are consecutive ranks."""
     table = schema.entries
     scored = _entry_conditions(event, division, "scored", None)
     if in_a_row and rows:
@@ -230,7 +231,7 @@ class Board:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Open a connection that sees one state of the board, however long it reads."""
+        """Open a connection whose reads all see the state at its start, however long it stays open."""
         level = {} if self.path is not None else {"isolation_level": "REPEATABLE READ"}
         with readable(self), self.engine.connect().execution_options(**level) as connection:
             yield connection
@@ -361,6 +362,7 @@ class Board:
             }
 
     def _submission(self, number: int) -> Mapping[str, Any]:
+        """Read from the ledger what was submitted as entry `number`; without a link, an object without files."""
         entries, ledger = schema.entries, schema.ledger
         with self.read() as connection:
             link = select(entries.c.link).where(entries.c.id == number).scalar_subquery()

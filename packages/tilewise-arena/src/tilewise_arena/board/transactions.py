@@ -63,6 +63,7 @@ class BoardTransaction:
             raise
 
     def _append(self, kind: str, body: dict[str, Any]) -> Link:
+        """Append a signed link to the ledger and return it; it contains the hash of the link before."""
         link = make_link(self._key, self._seq + 1, now(), kind, body, self._head)
         self.connection.execute(insert(schema.ledger).values(**vars(link)))
         self._seq, self._head = link.seq, link.hash
@@ -107,6 +108,7 @@ class BoardTransaction:
     def _submission(
         self, team: str, recipe: Mapping[str, Any], files: Mapping[str, bytes], division: str, plugin: bytes | None
     ) -> dict[str, Any]:
+        """Build the ledger's record of a submission: recipe, SHA-256 of files and plugin, and a digest of all."""
         if division not in DIVISIONS:
             raise Rejected("schema", f"a division is {' or '.join(DIVISIONS)}")
         body: dict[str, Any] = {"team": team, "event": str(recipe["event"]), "division": division}
@@ -124,7 +126,7 @@ class BoardTransaction:
         return len(content)
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
-        """Record the result of an entry's run, whose score must follow from its figures; ignored if disqualified."""
+        """Record how an entry's run ended; the score must follow from its figures. Ignored if disqualified."""
         row = self._get_entry(entry)
         self._end_job(entry)
         if row.status == "disqualified":
@@ -288,7 +290,7 @@ class BoardTransaction:
         self.connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
 
     def holds(self, worker: str, entry: int) -> bool:
-        """Return whether this worker still has the job; another may have taken it over, or a teacher ended it."""
+        """Tell whether this worker still has the job of measuring an entry: another may have taken it over."""
         jobs = schema.jobs
         mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
         return self.connection.execute(select(jobs.c.entry).where(mine)).first() is not None
@@ -315,6 +317,7 @@ class BoardTransaction:
         return self._of_entries(func.count(), team, table.c.event == event, table.c.submitted_at >= at)
 
     def _of_entries(self, value: Any, team: str, *conditions: Any) -> int:
+        """Evaluate an SQL aggregate, such as count(), over a team's entries that meet the conditions; 0 for NULL."""
         table = schema.entries
         query = select(value).select_from(table).where(table.c.team == team, *conditions)
         return int(self.connection.execute(query).scalar() or 0)
@@ -374,6 +377,7 @@ def _author_field(by: str) -> dict[str, str]:
 
 
 def recipe_of(row: Any) -> Recipe:
+    """Parse the recipe of a row of the entries table; raise `FileFormatError` if it is damaged."""
     recipe = json.loads(row.recipe)
     if not isinstance(recipe, dict):
         raise FileFormatError(f"the board's entry {row.id} has no recipe; the file is damaged")

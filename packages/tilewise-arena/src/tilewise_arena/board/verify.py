@@ -84,7 +84,7 @@ class LedgerReplay:
         self.faults: list[str] = []
 
     def take(self, link: Link) -> None:
-        """Replay one link; a link that does not fit its kind is recorded as a fault."""
+        """Replay one link into the tables that should result; a link that does not fit its kind is a fault."""
         try:
             getattr(self, f"_{link.kind}", self._other)(link, json.loads(link.body))
         except (ValueError, KeyError, TypeError):
@@ -94,6 +94,7 @@ class LedgerReplay:
         self.faults.append(f"link {link.seq} is of the unknown kind {link.kind[:20]!r}")
 
     def _token(self, link: Link, body: dict[str, Any]) -> None:
+        """Replay a link that issued or revoked a token."""
         if body["action"] == "revoked":
             self.tokens[body["id"]]["revoked"] = True
         else:
@@ -104,7 +105,7 @@ class LedgerReplay:
         self.events[str(body["event"])] = bool(body["open"])
 
     def _submission(self, link: Link, body: dict[str, Any]) -> None:
-        """Add the entry of a submission."""
+        """Replay a submission: add the row of its entry."""
         if body["digest"] in self.digests:
             self.faults.append(f"link {link.seq} repeats an earlier submission")
         self.digests.add(body["digest"])
@@ -127,12 +128,14 @@ class LedgerReplay:
         self.pending.add(body["entry"])
 
     def _reinstated(self, _: Link, body: dict[str, Any]) -> None:
+        """Replay a reinstatement: the entry is as submitted, and waits for a measurement in the closed division."""
         row = self.rows[body["entry"]]
         row.update(fresh_columns(row["division"]))
         if row["division"] == "closed":
             self.pending.add(body["entry"])
 
     def _record(self, _: Link, body: dict[str, Any]) -> None:
+        """Replay a record: the entry holds it, and no other entry of its event and division does."""
         row = self.rows[body["entry"]]
         for other in self.rows.values():
             if (other["event"], other["division"]) == (row["event"], row["division"]):
@@ -145,7 +148,7 @@ class LedgerReplay:
 
 
 def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) -> list[str]:
-    """Compare all tables with the ledger, and check the seals of what is not in the ledger."""
+    """List where the stored tables differ from the replayed ledger, and broken seals outside the ledger."""
     faults = []
     if {str(row.name): bool(row.open) for row in connection.execute(select(schema.events))} != replay.events:
         faults.append("an event is shown open or closed where the ledger says otherwise")
@@ -158,7 +161,7 @@ def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) ->
 
 
 def _entry_faults(rows: dict[int, dict[str, Any]], replay: LedgerReplay) -> list[str]:
-    """Compare the table of entries with the ledger."""
+    """List where the table of entries differs from the replayed ledger."""
     faults = []
     for number in sorted(rows.keys() ^ replay.rows.keys()):
         where = "on the board but not in the ledger" if number in rows else "in the ledger but not on the board"
@@ -171,7 +174,7 @@ def _entry_faults(rows: dict[int, dict[str, Any]], replay: LedgerReplay) -> list
 
 
 def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """Compare the table of tokens with the ledger."""
+    """List where the table of tokens differs from the replayed ledger."""
     faults, names = [], set()
     for row in connection.execute(select(schema.tokens)):
         names.add(str(row.id))
@@ -190,7 +193,7 @@ def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 
 def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """Compare the queue with the ledger, and describe every difference."""
+    """List where the queue of jobs differs from the replayed ledger."""
     jobs = schema.jobs
     in_queue = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
     missing, unexpected = replay.pending - in_queue, in_queue - replay.pending
@@ -201,7 +204,7 @@ def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 
 def _seal_faults(connection: Connection, key: bytes) -> list[str]:
-    """Check the seals of jobs and sessions."""
+    """List the jobs and sessions whose seal (a keyed hash of the row) is wrong."""
     faults = []
     for job in connection.execute(select(schema.jobs)):
         seal = job_seal(key, job.entry, job.state, job.attempts, job.turn)
@@ -214,7 +217,7 @@ def _seal_faults(connection: Connection, key: bytes) -> list[str]:
 
 
 def _file_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """Check the stored files against their hashes and the ledger, and describe every fault."""
+    """List stored files whose hash is wrong, and files of the ledger that are missing."""
     faults, digests = [], set()
     for row in connection.execution_options(yield_per=8).execute(select(schema.files)):
         digests.add(str(row.digest))

@@ -76,7 +76,7 @@ def serve(
 
 
 def _check_settings(truth: str | None, images: str | None) -> None:
-    """Check that the teacher's private data can be read, before an entry depends on it."""
+    """Raise an error if the teacher's private collection or images cannot be read."""
     from tilewise.bench.events import TinyMLPerf
     from tilewise.bench.validation import read_images
     from tilewise.costmodel import load_dataset

@@ -12,7 +12,7 @@ from tilewise_arena.sandbox.process import drop_root, install_seccomp_filter, li
 
 
 def main() -> None:
-    """Set the limits of the process, and answer the calls of the checker."""
+    """Limit this process's resources, then answer the checker's calls of a student's functions."""
     name, user = sys.argv[1:3]
     channel = MessageChannel(os.dup(0), os.dup(1))
     with Path(os.devnull).open("r+b") as nothing:

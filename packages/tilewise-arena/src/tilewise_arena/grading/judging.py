@@ -71,7 +71,7 @@ def must_be_predicted(lesson: str, folder: Path | None = None) -> None:
 
 @contextmanager
 def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]:
-    """Start the process of an answer like `checking.answering`, but in the sandbox if this system has one."""
+    """Start the process that holds a student's file, in the sandbox if this system has one; yields its channel."""
     from tilewise_arena.sandbox import bubblewrap
 
     reason = bubblewrap.unavailable_reason()

@@ -38,7 +38,7 @@ _NOTHING_HIDDEN = "### BEGIN SOLUTION\n### END SOLUTION"  # without this nbgrade
 
 
 def source(lesson: str) -> str:
-    """Return the teacher's notebook, from which nbgrader generates the student's."""
+    """Return a lesson's notebook with solutions, from which nbgrader makes the student's."""
     cells = [cell("markdown", introduction(lesson))]
     texts = unfinished(lesson)
     for name, task in tasks(lesson).items():
@@ -52,6 +52,7 @@ def source(lesson: str) -> str:
 
 
 def _role(name: str, grade: bool = False, solution: bool = False) -> dict[str, Any]:
+    """Build the nbgrader metadata of a cell: graded (one point, locked), a solution, or neither."""
     points = {"points": 1} if grade else {}
     role = {"grade": grade, "grade_id": name, "locked": grade, "schema_version": 3, "solution": solution, "task": False}
     return role | points
@@ -66,7 +67,7 @@ def write_course(lessons: Iterable[str], folder: Path) -> Path:
 
 
 def apart() -> Any:
-    """Return the preprocessor's class, defined on demand because nbgrader may not be installed."""
+    """Return nbgrader's preprocessor class that runs answers isolated; defined here because nbgrader may be missing."""
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
     class IsolateAnswers(base):  # type: ignore[misc]

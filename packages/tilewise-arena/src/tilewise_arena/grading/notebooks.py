@@ -18,7 +18,7 @@ _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def unfinished(lesson: str) -> dict[str, str]:
-    """Return the text of each function that students write, by name."""
+    """Return the starting text (signature, docstring, stub) of each function that students write, by name."""
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     sections = re.split(r"^(?=def )", text, flags=re.M)
     head = "\n".join(line for line in sections[0].splitlines() if line.startswith(("import ", "from ")))
@@ -45,7 +45,7 @@ def visible_test(name: str) -> str:
 
 
 def hidden_test(lesson: str, name: str) -> str:
-    """Return the code of a hidden nbgrader test of one exercise."""
+    """Return the code of the hidden nbgrader test that grades one exercise."""
     quiet = "import warnings\n\nwarnings.simplefilter('ignore')  # nbgrader takes a warning for a failure"
     if name == LAB:
         return f"{quiet}\nfrom tilewise_arena.grading import must_be_predicted\n\nmust_be_predicted({lesson!r})"
@@ -58,7 +58,7 @@ def cell(kind: str, text: str, **metadata: Any) -> dict[str, Any]:
 
 
 def notebook(lesson: str, cells: list[dict[str, Any]]) -> str:
-    """Return a notebook as text."""
+    """Return cells as the text of a Jupyter notebook."""
     for number, content in enumerate(cells, 1):
         content["id"] = f"{lesson}-{number}"
     about = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}

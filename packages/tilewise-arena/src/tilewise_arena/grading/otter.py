@@ -40,7 +40,7 @@ _PLUGIN = "tilewise_arena.grading.otter.IsolatingPlugin"
 
 
 def master(lesson: str) -> str:
-    """Return the notebook from which `otter assign` makes the student's notebook and the autograder."""
+    """Return a lesson's notebook from which `otter assign` makes the student's notebook and the autograder."""
     cells = [cell("raw", _CONFIG.format(lesson=lesson, plugin=_PLUGIN)), cell("markdown", introduction(lesson))]
     texts = unfinished(lesson)
     for name, task in tasks(lesson).items():

@@ -16,7 +16,7 @@ from tilewise.bench.runner import baseline
 
 
 def load(event: str, folder: Path) -> Callable[[Any], Any]:
-    """Load the shipped model in float32 with the NumPy backend, without a cache."""
+    """Load the event's shipped model in float32 with the NumPy backend, without a KV cache; returns its function."""
     runner = baseline(TinyMLPerf.event(event))
 
     def answer(inputs: Any) -> Any:

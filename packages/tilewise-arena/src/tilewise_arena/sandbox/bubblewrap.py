@@ -149,14 +149,14 @@ def fresh_user() -> int:
 
 
 def _parents(mounts: list[str]) -> Iterator[str]:
-    """Create the parent folders of mounts, readable by everybody; bubblewrap would make them readable by root only."""
+    """Yield the arguments that create the mounts' parent folders, readable by everybody instead of only by root."""
     folders = {parent for option in mounts if option.startswith("/") for parent in Path(option).parents}
     for folder in sorted(folders - {Path("/")}):
         yield from ("--perms", "0755", "--dir", str(folder))
 
 
 def _interpreter() -> Iterator[str]:
-    """Mount the interpreter, the standard library without installed packages, and the system's libraries."""
+    """Yield the mounts of the interpreter, the standard library without installed packages, and system libraries."""
     python = Path(sys.executable).resolve()
     own = {python, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))}
     own |= {path for path in Path(sys.base_prefix, "lib").glob("libpython*") if path.is_file()}
@@ -176,7 +176,7 @@ def _interpreter() -> Iterator[str]:
 
 
 def _packages(hide_weights: bool) -> Iterator[str]:
-    """Mount NumPy, safetensors and tilewise without data sets, and without the shipped weights if `hide_weights`."""
+    """Yield the mounts of NumPy, safetensors and tilewise without data sets, and without weights if `hide_weights`."""
     for name in ("numpy", "safetensors", "tilewise_arena"):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:

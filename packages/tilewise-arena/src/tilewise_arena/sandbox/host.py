@@ -121,7 +121,7 @@ class Host:
         return min(time.monotonic() + seconds, self.deadline)
 
     def _failure(self, error: wire.Ended, seconds: float, waited: float, deadline: float) -> Rejected | TooNoisy:
-        """Return the error for an answer that did not come; `waited` are the seconds spent waiting for a CPU core.
+        """Return the error to raise for an answer that did not come; `waited` are seconds spent waiting for a core.
 
         A late answer is the plugin's fault only if the plugin had the machine to itself. If this process itself came
         late to the deadline, the machine was busy or suspended. Our own programs are trusted.
@@ -138,6 +138,7 @@ class Host:
         return Rejected("plugin failed", f"the {self.role} gave no answer: {error}{self.last_error_line()}")
 
     def _pipes(self) -> tuple[int, int]:
+        """Return the file descriptors of the child's standard input and output."""
         process = self.child.process
         assert process.stdin is not None and process.stdout is not None
         return process.stdin.fileno(), process.stdout.fileno()
@@ -161,7 +162,7 @@ class Host:
         return max(peak - self.rss_before, self.own, between_samples, least) + self.scratch
 
     def _watch(self, deadline: float) -> None:
-        """Sample the memory until the plugin writes something; raises Late at `deadline`."""
+        """Sample the plugin's memory until it writes something; raises Late at `deadline` (monotonic seconds)."""
         while not select.select([self._pipes()[1]], [], [], 5e-4)[0]:
             self._sample_memory()
             if time.monotonic() > deadline:
@@ -266,7 +267,7 @@ class Submitted:
 
 @contextmanager
 def hosted(role: str, submitted: Submitted, event: Event, threads: int, deadline: float) -> Iterator[Host]:
-    """Run a plugin (or the baseline, or an empty plugin) in its own sandbox until the `with` block ends.
+    """Run a plugin (or the baseline, or an empty plugin) in a sandbox of its own until the `with` block ends.
 
     `deadline` is the end of the whole run on the monotonic clock.
     """

@@ -122,7 +122,7 @@ def serve(answer: Callable[[Any], Any], event: str, questions: int, answers: int
 
 
 def main() -> None:
-    """Set the limits of the process, load the plugin, and answer questions."""
+    """Limit this process, load the plugin, and answer questions over the pipes; the sandbox's program."""
     role, event, user = sys.argv[1:4]
     tilewise.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     questions, answers = os.dup(0), os.dup(1)

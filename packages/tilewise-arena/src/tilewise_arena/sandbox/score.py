@@ -75,7 +75,7 @@ def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Pl
 
 
 def _batches(event: Event, images: Array, labels: Array, is_timed: bool) -> list[PluginCall]:
-    """Make a question of each batch of images."""
+    """Make one question of each batch of images."""
     inputs = images.reshape(-1, event.batch, *event.input_shape)
     return [
         PluginCall(*batch, is_timed=is_timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)
@@ -238,7 +238,7 @@ def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
 
 
 def _check_noise(base: list[float], ours: list[float], settings: Settings) -> Gain:
-    """Return the gain in speed; raises TooNoisy if it is too uncertain."""
+    """Return the gain in speed; raise TooNoisy if its interval is too wide. Times are seconds per question."""
     test = signed_rank_test(np.log(base) - np.log(ours))
     speedup, low, high = (math.exp(v) for v in (test.centre, test.interval.low, test.interval.high))
     if not settings.practice and (high - low) / (2 * speedup) > settings.widest_interval:

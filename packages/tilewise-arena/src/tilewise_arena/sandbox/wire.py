@@ -30,7 +30,7 @@ class Late(Ended):
 
 
 def question_of(event: Event) -> Layout:
-    """Return the shape and type of a question: a batch of images, or a prompt."""
+    """Return the shape and dtype of an event's question: a batch of images, or a prompt."""
     if event.kind == "images":
         return (event.batch, *_IMAGE_SHAPES[event.model_name]), "<f4"
     return (event.prompt_tokens,), "<i8"

@@ -38,7 +38,7 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _teacher(service: Service, request: Request) -> Holder | None:
-    """Return the teacher whose cookie came with the request."""
+    """Return the teacher who is signed in by the request's cookie; None if nobody is."""
     cookie = request.cookies.get(_COOKIE, "")
     if not 0 < len(cookie) <= 100:
         return None
@@ -57,7 +57,7 @@ def _form_token(request: Request) -> str:
 
 
 def _is_ours(request: Request, fields: dict[str, str]) -> bool:
-    """Return whether a form was sent from a page of this site, judged by its token or its origin."""
+    """Tell whether a form was sent from a page of this site, judged by its token or its origin."""
     if _from_elsewhere(request):
         return False
     token = fields.get("form", "").encode("utf-8", "replace")
@@ -165,7 +165,7 @@ def _add_actions(router: APIRouter, service: Service) -> None:
 
 
 async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple[str, str]:
-    """Carry out the action of a form; returns a message, and a new token if one was created."""
+    """Carry out what a form of the teacher's page asks for; returns a message, and a new token if one was made."""
     action = fields.get("action", "")
     if action == "token":
         team = fields.get("team", "").strip()

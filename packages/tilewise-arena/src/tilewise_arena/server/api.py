@@ -120,6 +120,8 @@ def _text(value: str | None) -> str | None:
 
 
 def _add_teams(router: APIRouter, service: Service) -> None:
+    """Add the route by which a team submits an entry."""
+
     @router.post("/api/entries", status_code=201, **_secured(models.Receipt, 400, 409, 413, takes=models.Submission))
     async def submit(request: Request) -> Any:
         """Submit a recipe. The response is sent once it is on the disk; a worker measures it afterwards."""
@@ -197,6 +199,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
 
 async def _change_entry(service: Service, action: str, number: int, by: str, reason: str = "") -> Any:
+    """Apply an administrator's action to entry `number` and say what was done; 404 if there is no such entry."""
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
     return {"done": f"entry {number} is {await service.change_entry(action, number, by, reason)}"}

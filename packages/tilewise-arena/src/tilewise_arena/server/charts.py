@@ -11,7 +11,7 @@ _MAX_BAR = 590  # user units of a bar; the text beside it takes the rest of the 
 
 
 def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a bar for the cumulative speed-up after each step of a recipe, on a logarithmic scale."""
+    """Build one bar per step of a recipe: the cumulative speed-up, on a logarithmic scale."""
     speedups = [float(step["speedup"]) for step in steps]
     largest = math.log1p(max([1.0001, *speedups]))
     return [
@@ -26,7 +26,7 @@ def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def history(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the points of the records over time, each with its entry, and the levels of the score's axis."""
+    """Build the chart of an event's records: points over time, each with its entry, and the axis's levels."""
     scores = [float(record["score"] or 0) for record in records]
     low, high = 0.8 * min(scores, default=0.0), max(scores, default=0.0) * 1.08 or 1.0
 
@@ -43,7 +43,7 @@ def history(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return plain tilewise and the entry in time, memory and file, as texts and as widths of two bars."""
+    """Compare plain tilewise and an entry in time, memory and file size, as texts and widths of two bars."""
     figures = result.get("figures", {})
     base, entry = figures.get("baseline", {}), figures.get("entry", {})
     pairs = []

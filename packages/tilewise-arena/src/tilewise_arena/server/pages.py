@@ -53,7 +53,7 @@ def not_there(request: Request) -> HTMLResponse:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Return the fields of a posted form, whose size was limited before it was read."""
+    """Parse the fields of a posted form, whose size was limited before it was read."""
     content = (await request.body()).decode("utf-8", errors="replace")
     try:
         return dict(parse_qsl(content, keep_blank_values=True, max_num_fields=20))
@@ -117,7 +117,7 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
 
 
 def _board_page(board: Board, event: Event, division: str, team: str, sort: str, at: int) -> HTMLResponse:
-    """Render one page of a board's rows, with links to the other pages."""
+    """Render one page of an event's ranking, from row `at` on, with links to the other pages."""
     total = board.count(event.name, division, None, team or None)
     pages = max(-(-total // _ROWS), 1)
     at = min(at, pages)
@@ -129,6 +129,7 @@ def _board_page(board: Board, event: Event, division: str, team: str, sort: str,
 
 
 def _entry_page(entry: dict[str, Any]) -> HTMLResponse:
+    """Render the page of an entry: its recipe (empty while the event is open), results and charts."""
     result = entry["result"] or {}
     pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
     content = entry["recipe"]  # empty while the event is open
@@ -138,7 +139,7 @@ def _entry_page(entry: dict[str, Any]) -> HTMLResponse:
 
 
 def _cards(board: Board) -> list[dict[str, Any]]:
-    """Return the card of every event: its record, its number of entries, and whether it is open."""
+    """Build the front page's card of each event: record, number of entries, and whether it is open."""
     open_events, cards = board.open_events(), []
     for event in TinyMLPerf.events():
         number = board.record(event.name, "closed")

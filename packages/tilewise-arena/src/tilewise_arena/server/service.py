@@ -132,7 +132,7 @@ class Service:
             raise Rejected("schema", first_error(error)) from None
 
     async def enter(self, holder: Holder, submission: Submission) -> dict[str, Any]:
-        """Check a submission and put it on the board."""
+        """Check a team's submission and add it to the board; returns the receipt."""
         if submission.team is not None and submission.team != holder.team:
             raise Rejected("team", "this token belongs to another team than the entry says")
         if holder.is_admin:
@@ -153,7 +153,7 @@ class Service:
         return receipt
 
     def _check_room(self, transaction: BoardTransaction, team: str, recipe: Recipe, more_bytes: int) -> None:
-        """Reject an entry of a team with too many waiting entries, stored bytes or entries per day."""
+        """Reject an entry of a team with too many entries waiting or today, or too many bytes stored."""
         if transaction.stored_by(team) + more_bytes > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"
             raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")

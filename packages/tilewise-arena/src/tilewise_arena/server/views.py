@@ -43,6 +43,7 @@ class Views:
         return Response(answer.body, answer.status_code, dict(answer.headers))
 
     async def _make(self, tag: str, make: Callable[[], Awaitable[Response]]) -> None:
+        """Render a page and cache it under its ETag; drop the oldest pages over the limit."""
         answer = await make()
         answer.headers["ETag"] = tag
         answer.headers["Cache-Control"] = "no-cache"

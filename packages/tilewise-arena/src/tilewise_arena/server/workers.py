@@ -74,6 +74,7 @@ class Workers:
             self._put_back(worker.name)
 
     def _start(self, deaths: int) -> WorkerProcess:
+        """Start a worker process on its cores; `deaths` counts those that ended in its place before."""
         name = new_name()
         command = [sys.executable, "-m", *MODULE, *self._words, name]
         process = subprocess.Popen(command, start_new_session=True, env=os.environ | child_environment())
@@ -83,6 +84,7 @@ class Workers:
         return WorkerProcess(name, process, time.monotonic(), deaths)
 
     def _watch(self) -> None:
+        """Restart each worker that has ended, until the server shuts down."""
         while not self._ending.wait(_LOOK_SECONDS):
             for index, worker in enumerate(self._workers):
                 if worker.process.poll() is not None:
@@ -102,6 +104,7 @@ class Workers:
             self._workers[index] = self._start(dead.deaths)
 
     def _put_back(self, name: str) -> None:
+        """Return the entry that a dead worker was measuring to the queue."""
         try:
             with open_board(self._where, create=False, key=self._key) as board, board.write() as transaction:
                 transaction.release(name)

@@ -44,7 +44,7 @@ class BoardWriter:
         self._thread.join(10)
 
     def _run(self) -> None:
-        """Commit batch after batch until `close`."""
+        """Commit batches of requests until `close`; the thread's function."""
         while True:
             batch = self._gather()
             if batch is None:
@@ -52,7 +52,7 @@ class BoardWriter:
             self._commit(batch)
 
     def _gather(self) -> list[tuple[Change, Future[Any]]] | None:
-        """Wait for a request, and return it with all others that wait; None after `close`."""
+        """Wait for a request; return it with all others that wait by then. None after `close`."""
         first = self._waiting.get()
         if first is None:
             return None

@@ -36,7 +36,7 @@ def on_ray(
     plugins: Sequence[str],
     device: str = "cuda",
 ) -> None:
-    """Measure on a cluster, and print the progress."""
+    """Measure kernels of this kind on the Ray cluster at `address`, and print the progress."""
     from tilewise.store.store import Store
     from tilewise.tune.measure.collector import load_plugins, read_kernels, store_location
     from tilewise_fleet.campaign import run_campaign
@@ -86,7 +86,7 @@ def _reporting(as_json: bool) -> Iterator[Report]:
 
 
 def _print_event(event: dict[str, Any], status: CampaignStatus) -> None:
-    """Print a line for each started and lost slot, and for every tenth kernel."""
+    """Print a line for each slot that starts or is lost, and for every tenth measured kernel."""
     if event["event"] != "measured":
         typer.echo(f"{event['slot']}: {event['event']} {event.get('machine', event.get('why', ''))}", err=True)
     elif status.kernels % 10 == 0:
@@ -95,6 +95,7 @@ def _print_event(event: dict[str, Any], status: CampaignStatus) -> None:
 
 @contextlib.contextmanager
 def _live() -> Iterator[Report]:
+    """Yield a reporter that shows the campaign's status as a live table on standard error."""
     from rich.console import Console
     from rich.live import Live
 

@@ -11,7 +11,7 @@ from tilewise.errors import ConfigurationError
 
 
 def on_ray(address: str, as_json: bool, workers: int, **options: Any) -> None:
-    """Run a sweep on a cluster, and print the progress."""
+    """Run a hyperparameter sweep with `workers` trials at once on the Ray cluster at `address`."""
     from tilewise_fleet.cluster import require_ray
     from tilewise_fleet.sweep import Sweep, run_sweep
 
@@ -37,6 +37,7 @@ def _print_json(row: dict[str, Any]) -> None:
 
 
 def _print_trial(row: dict[str, Any]) -> None:
+    """Print one line about a finished trial: settings, validation value, epochs and seconds."""
     typer.echo(
         f"trial {row['trial']:3}  seed {row['seed']}  fold {row['fold']}  rate {row['learning_rate']:<8g} "
         f"decay {row['weight_decay']:<6g} batch {row['batch']:<3}  value {row['value']:.4f}  "

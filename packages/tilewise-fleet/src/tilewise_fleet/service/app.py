@@ -31,7 +31,7 @@ _ABOUT = "The configuration that a kernel should use, from the fleet's measureme
 
 
 def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits:
-    """Create the application over the store at `where`.
+    """Create the HTTP application over the store at `where`.
 
     `rate` limits the requests per second that may add measurements with one token; a client may send ten times as many
     requests in all. If `tokens` is false, no token is needed, which is meant for experiments on one machine.
@@ -54,7 +54,7 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits
 
 
 def _add_routes(app: FastAPI, service: ChoiceService) -> None:
-    """Add the routes."""
+    """Add the service's HTTP routes to the application."""
 
     @app.post("/choose", **describe(models.Choices, 400, 401, 413, takes=models.ChooseRequest))
     async def choose(request: Request) -> Response:

@@ -62,7 +62,7 @@ def _parse_value(text: bytes) -> Any:
 
 
 def _find_list(content: bytes) -> tuple[int, int]:
-    """Find the list of configurations in a body; returns its first and last position, or (0, 0) if unclear."""
+    """Find the list of configurations in a JSON body; returns where it starts and ends, or (0, 0) if unclear."""
     key = content.find(_KEY)
     begin = content.find(b"[", key)
     if key < 0 or begin < 0 or content[key + len(_KEY) : begin].strip() != b":" or content.find(_KEY, begin) >= 0:

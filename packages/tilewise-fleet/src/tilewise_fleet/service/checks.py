@@ -52,7 +52,7 @@ def parse_features(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def parse_problem(content: Any) -> Problem:
-    """Parse a problem: a family, and sizes and short words."""
+    """Parse a problem from JSON: its family, and sizes and short words by name."""
     values = _object(content, "a problem")
     if not isinstance(values.get("family"), str):
         raise Rejected("schema", 'a problem is an object with a "family"')
@@ -66,14 +66,14 @@ def parse_problem(content: Any) -> Problem:
 
 
 def parse_configs(content: Any) -> tuple[Config, ...]:
-    """Parse a list of configurations."""
+    """Parse a non-empty list of configurations."""
     if not isinstance(content, list) or not 0 < len(content) <= MAX_CONFIGS:
         raise Rejected("schema", f"configs is a list of one to {MAX_CONFIGS:,} configurations, the default first")
     return tuple(parse_config(item) for item in content)
 
 
 def parse_config(content: Any) -> Config:
-    """Parse a configuration: names with integers."""
+    """Parse a configuration: an object of integers."""
     values = _object(content, "a configuration")
     if not 0 < len(values) <= MAX_FIELDS:
         raise Rejected("schema", f"a configuration has one to {MAX_FIELDS} settings")
@@ -84,14 +84,14 @@ def parse_config(content: Any) -> Config:
 
 
 def parse_uid(content: Any) -> str:
-    """Parse the unique name of a batch."""
+    """Parse the unique name of a batch of measurements."""
     if not isinstance(content, str) or not _UID.fullmatch(content):
         raise Rejected("schema", "uid is the unique name of a batch: 8 to 80 letters and digits, chosen by the sender")
     return content
 
 
 def parse_runtime(content: Any, problem: Problem, name: str) -> float:
-    """Parse a runtime in ns; rejects one that is impossible for the amount of work in the problem."""
+    """Parse a runtime in ns; reject one that is too short for the problem's work; `name` is used in the message."""
     if isinstance(content, bool) or not isinstance(content, int | float) or not math.isfinite(content):
         raise Rejected("runtime", f"{name} is a number of nanoseconds")
     if not _MIN_NS <= content <= _MAX_NS:
@@ -111,7 +111,7 @@ def check_ratio(runtime_ns: float, default_ns: float) -> None:
 
 
 def parse_list(content: Any, name: str, limit: int) -> Sequence[Any]:
-    """Check that a value is a list of one to `limit` items."""
+    """Return the value if it is a list of one to `limit` items; reject the request otherwise."""
     if not isinstance(content, list) or not 0 < len(content) <= limit:
         raise Rejected("schema", f"{name} is a list of one to {limit}")
     return content
@@ -126,6 +126,7 @@ def _operations(problem: Problem) -> float:
 
 
 def _object(content: Any, name: str) -> Mapping[str, Any]:
+    """Return the content if it is a JSON object; reject the request otherwise, calling it `name`."""
     if not isinstance(content, dict):
         raise Rejected("schema", f"{name} is an object")
     return content

@@ -84,7 +84,7 @@ class ChoiceQuery:
 
 
 def read_runtimes(store: Store, machine: Machine, problem: Problem) -> MeasuredRuntimes | None:
-    """Read the runtimes of a problem from the store; None if it was not measured."""
+    """Read a problem's measured runtimes on a machine from the store; None if it was not measured."""
     store.choose_partition(machine)
     kernel = Kernel(PROGRAM, problem)
     if not store.has_kernel(kernel) or (not store.shared and machine.partition not in store.partitions()):
@@ -197,7 +197,7 @@ class ChoiceCache:
             entry.expires = -1.0
 
     def choose(self, query: ChoiceQuery, entry: CachedProblem) -> EncodedChoice:
-        """Return the choice for a query, from the cache if possible."""
+        """Return the choice for a query as encoded JSON, from the cache if possible."""
         choice = entry.choices.get(query.number)
         if choice is None:
             choice = self._decide(query, entry.runtimes)
@@ -207,7 +207,7 @@ class ChoiceCache:
         return choice
 
     def reason_to_measure(self, query: ChoiceQuery, entry: CachedProblem, choice: EncodedChoice) -> str | None:
-        """Return why a problem should be queued for the fleet; None if it should not, or is queued already."""
+        """Say why a problem should be queued for measuring; None if it should not, or already is."""
         if entry.queued or entry.runtimes is not None or len(query.configs) < 2:
             return None
         if choice.confidence is None or choice.confidence < LOW_CONFIDENCE:

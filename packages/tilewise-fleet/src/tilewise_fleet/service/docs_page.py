@@ -17,7 +17,7 @@ h2 { margin-top: 2.5rem; }
 
 
 def docs_page(document: dict[str, Any], address: str) -> str:
-    """Format an OpenAPI document; `address` is what example requests are sent to."""
+    """Format an OpenAPI document as an HTML page; example requests are sent to `address`."""
     title = escape(document["info"]["title"])
     words = "".join(
         _route(document, f"{address.rstrip('/')}{path}", method, operation)
@@ -35,7 +35,7 @@ def docs_page(document: dict[str, Any], address: str) -> str:
 
 
 def _route(document: dict[str, Any], url: str, method: str, operation: dict[str, Any]) -> str:
-    """Format one route: its description, an example request for a shell, and its status codes."""
+    """Format one route as HTML: its description, an example request for a shell, and its status codes."""
     path = url.split("/", 3)[3]
     codes = "".join(f"<li>{code}: {escape(r['description'])}</li>" for code, r in operation["responses"].items())
     words = [f"curl {url}"]
@@ -59,7 +59,7 @@ def _example_fields(document: dict[str, Any], schema: dict[str, Any]) -> Iterato
 
 
 def _example(document: dict[str, Any], schema: dict[str, Any]) -> Any:
-    """Build an example value of a schema: its first example, or one of its type."""
+    """Build an example value of a JSON schema: its first example, or a value of its type."""
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     if "examples" in schema:

@@ -107,7 +107,7 @@ class ChoiceService:
         return b'{"choices": [%s]}' % b", ".join(choices)
 
     def _parse_queries(self, content: Mapping[str, Any]) -> list[ChoiceQuery]:
-        """Validate the body of a request for choices."""
+        """Parse and check the body of a request for choices, one query per problem."""
         unknown = content.keys() - {"device", "problem", "problems", "configs"}
         if unknown:
             raise Rejected(
@@ -180,6 +180,7 @@ class ChoiceService:
         self._to_queue.append((query.machine, query.problem, -1.0 / entry.requests, why))
 
     def _write_queue(self) -> None:
+        """Write the kernels waiting to be measured into the store's queue; drop them if the store is overloaded."""
         items, self._to_queue = self._to_queue, []
         if items:
             with contextlib.suppress(UnavailableError):
@@ -214,7 +215,7 @@ class ChoiceService:
         return JSONResponse({"batches": len(batches), "timings": timings}, 201)
 
     def _add(self, store: Store, machine: Machine, owner: TokenOwner, batches: list[_Batch]) -> None:
-        """Add batches to the run of this token and machine; called on the store's thread."""
+        """Add batches to the store, in the run of this token and machine; called on the store's thread."""
         key = (owner.id, json.dumps([machine.kind, machine.identity, dict(machine.details)], sort_keys=True))
         if key not in self._runs:
             self._runs[key] = store.begin(machine, 0, {"service": True, "token": owner.id})
@@ -275,7 +276,7 @@ def _parse_batch(content: Any) -> _Batch:
 
 
 def _plan(store: Store, items: Sequence[_QueueItem]) -> None:
-    """Queue problems for the fleet; called on the store's thread. A SQLite file holds one kind of machine only."""
+    """Add problems to the store's queue; called on the store's thread. A SQLite file takes one kind of machine only."""
     partitions = None if store.shared else store.partitions()
     groups: dict[tuple[str, float, str], tuple[Machine, list[Kernel]]] = {}
     for machine, problem, priority, why in items:

@@ -37,7 +37,7 @@ class StoreThread:
         self.name = self._store_name.result()
 
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
-        """Queue a function of the store; the future is done when its changes are committed."""
+        """Have the thread call `work(store)`; the future is done when its changes are committed."""
         future: Future[T] = Future()
         try:
             self._requests.put_nowait((work, future))

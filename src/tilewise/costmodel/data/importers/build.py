@@ -290,7 +290,7 @@ def _kernel(identity: str, timings: ConfigTimings, features: Array, graph: Kerne
 
 
 def _graph(identity: str, parameters: Mapping[str, Any], description: KernelDescription | None) -> KernelGraph:
-    """Build the graph. Sizes may come from any configuration, such as a filter size that is a parameter."""
+    """Build a kernel's graph; its sizes may be parameters of the configurations, such as a filter size."""
     sizes = json.loads(identity)["sizes"]
     graph = description.graph({**parameters, **sizes}) if description else None
     return graph or plain_graph(sizes)
@@ -298,14 +298,14 @@ def _graph(identity: str, parameters: Mapping[str, Any], description: KernelDesc
 
 @functools.lru_cache(1000)
 def _program(kernel: str, device: str) -> str:
-    """Join the names of the kernel and the device with the characters that a file name may have."""
+    """Build a program name from kernel and device, in characters that a file name may have."""
     # The program is the part of a kernel's name before the last underscore, so it must not contain one.
     text = "-".join(name for name in (kernel, device) if name)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:100] or "kernel"
 
 
 def _extra_arrays(timings: ConfigTimings, identity: str) -> dict[str, Array]:
-    """Return what a kernel file stores beyond its six arrays: deviation and number of repeats, and the identity."""
+    """Return what a kernel file stores beside its six arrays: deviations, repeats and the kernel's identity."""
     return {
         "config_deviation": timings["deviation"].astype(np.float32),
         "config_repeats": np.minimum(timings["repeats"], 65535).astype(np.uint16),

@@ -74,7 +74,7 @@ class KernelDescription:
         ]
 
     def _tile_size(self, loop: str, config: Mapping[str, Value]) -> int:
-        """Return the tile size of a loop; 0 if the configuration does not determine it."""
+        """Return the tile size of a loop in a configuration; 0 if the configuration does not say."""
         # A tile may be a product, such as block size times unroll factor.
         parameters = [_look_up_size(name, config) for name in self.tile.get(loop, ())]
         sizes = [size for size in parameters if size is not None]
@@ -151,6 +151,7 @@ def _is_transposed(prefix: str, values: Mapping[str, Value]) -> bool:
 
 
 def _check_list(value: Any, path: Path) -> list[Any]:
+    """Return the value if it is a list of at most `_MAX_ENTRIES`; raise `FileFormatError` otherwise."""
     if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
         raise FileFormatError(
             f"{path}: operands, result and each tile must be lists of at most {_MAX_ENTRIES} entries."
@@ -159,7 +160,7 @@ def _check_list(value: Any, path: Path) -> list[Any]:
 
 
 def _check_names(value: Any, path: Path, loops: Mapping[str, Any] | None = None) -> list[str]:
-    """Check a list of names, of `loops` if they are given."""
+    """Return the value if it is a list of names (keys of `loops`, if given); raise `FileFormatError` otherwise."""
     names = _check_list(value, path)
     if not all(isinstance(name, str) for name in names):
         raise FileFormatError(f"{path}: the names of loops and parameters must be texts.")

@@ -33,7 +33,7 @@ _MAX_RUNS = 100_000
 
 
 def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of one CSV file; the second file is found by the path of the first."""
+    """Yield the records of a run's CSV file; its log of the run is looked for beside it."""
     run_entries = _read_run_entries(source.path)
     rows = csv_rows(lines(source), skip)
     columns = next(rows, [])
@@ -72,7 +72,7 @@ class _HelionRun(NamedTuple):
 
 
 def _read_run_entries(path: Path | None) -> dict[str, Mapping[str, Any]]:
-    """Read the entry of each run from ``<run>.meta.jsonl``; return nothing if there is no such file."""
+    """Read the entry of each run, by its name, from ``<run>.meta.jsonl``; empty without such a file."""
     meta_path = path.with_suffix(".meta.jsonl") if path is not None else None
     if meta_path is None or not os.path.lexists(meta_path):
         return {}
@@ -95,6 +95,7 @@ def _parse_run_entry(entry: Mapping[str, Any], default_kernel: str) -> _HelionRu
 
 
 def _parse_runtime(text: str) -> tuple[float, ...]:
+    """Parse a runtime in milliseconds; return it in nanoseconds, or () if the text is no runtime."""
     try:
         return runtimes([float(text)], MILLISECOND_NS)
     except ValueError:
@@ -103,7 +104,7 @@ def _parse_runtime(text: str) -> tuple[float, ...]:
 
 @functools.lru_cache(1000)
 def _parse_config(text: str) -> Mapping[str, Value]:
-    """Parse the literals of ``Config(block_sizes=[64, 32], num_warps=4)`` or of a table."""
+    """Parse ``Config(block_sizes=[64, 32], num_warps=4)`` into parameters."""
     # Python's parser is slow and may exhaust the stack on long nested texts.
     if len(text) > _MAX_LITERAL_CHARS:
         raise BadRecordError("a configuration of more than 20,000 characters")

@@ -37,7 +37,7 @@ _NOT_TRITON_PARAMETERS = ("kwargs", "pre_hook", "ir_override")
 
 
 def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of either kind of file; the first line shows which kind it is."""
+    """Yield the records of an Inductor log or of a feedback file; the first line shows which of them it is."""
     # A feedback file has a record in its first line; AutoHeuristic's has a header there.
     text = lines(source)
     head = parse_line(next(text, ""))
@@ -103,7 +103,7 @@ def _device(head: Mapping[str, Any]) -> str:
 
 
 def _feedback_records(entry: Any, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of one feedback line."""
+    """Yield the records of one parsed line of a feedback file."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("choices"), list):
         return skip("a line that is not a feedback record")
     try:
@@ -128,7 +128,7 @@ def _timed_record(kernel: str, sizes: Mapping[str, Value], config: Mapping[str, 
 
 
 def read_triton_cache(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of one cache file."""
+    """Yield the records of one file of Triton's autotuning cache."""
     # The kernel's name is in the file's name only.
     kernel = source.name.rpartition("/")[2].removesuffix(".json").removesuffix(".autotune")[:100] or "kernel"
     walker = JsonWalker(source)
@@ -151,7 +151,7 @@ def read_triton_cache(source: Source, skip: Skip) -> Iterator[LogRecord]:
 
 
 def _key_values(values: list[Any]) -> Mapping[str, Value]:
-    """Return the autotuning key as sizes, or nothing if it contains unusable values."""
+    """Return the values of an autotuning key as sizes key_0, key_1, …; empty if one is unusable."""
     try:
         return flat_values({"key": values})
     except BadRecordError:

@@ -53,7 +53,7 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
 
 
 def _t4_record(head: Mapping[str, Any], source: Source, result: Any) -> LogRecord:
-    """Convert one entry of T4's ``results``."""
+    """Convert one entry of ``results`` of a T4 file to a record."""
     if not isinstance(result, Mapping):
         raise BadRecordError("a result that is not a table")
     times = result.get("times")
@@ -67,7 +67,7 @@ def _t4_record(head: Mapping[str, Any], source: Source, result: Any) -> LogRecor
 
 
 def _cache_record(head: Mapping[str, Any], source: Source, entry: Any) -> LogRecord:
-    """Convert one entry of a cache file."""
+    """Convert one entry of ``cache`` of a Kernel Tuner cache file to a record."""
     if not isinstance(entry, Mapping):
         raise BadRecordError("a cache entry that is not a table")
     names = head.get("tune_params_keys")
@@ -82,7 +82,7 @@ def _cache_record(head: Mapping[str, Any], source: Source, entry: Any) -> LogRec
 def _record(
     source: Source, head: Mapping[str, Any], config: Any, times: Any, failure: Any, unit_ns: float = MILLISECOND_NS
 ) -> LogRecord:
-    """Build the record of an entry; without times it is a failure."""
+    """Build the record of one configuration; without times (in units of `unit_ns`) it is a failure."""
     times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
     return LogRecord(
         kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),

@@ -139,6 +139,7 @@ def plain_value(value: Any) -> Value:
 @functools.lru_cache(10_000)
 def _parse_word(value: str) -> Value:
     # Python's booleans appear as words in several tools' logs.
+    """Parse a parameter's text: True and False become 1 and 0, numbers floats; other words stay text."""
     if value in ("True", "False"):
         return float(value == "True")
     try:
@@ -153,6 +154,7 @@ def _check_name(name: Any) -> str:
 
 
 def _check_number(value: float) -> float:
+    """Return the number if it is finite and not too large; raise `BadRecordError` otherwise."""
     if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise BadRecordError("a number that is not finite, or too large")
     return float(value)

@@ -160,6 +160,7 @@ class LoggedConfigs:
         return number
 
     def _add_layout(self, names: tuple[str, ...], word_positions: tuple[int, ...]) -> _Layout:
+        """Register a new set of parameter names, and which of them hold words; too many sets are an error."""
         self._layout_names += len(names)
         layout = self._layouts[names, word_positions] = _Layout(names, word_positions)
         if self._layout_names > MAX_LAYOUT_NAMES:
@@ -167,7 +168,7 @@ class LoggedConfigs:
         return layout
 
     def _word_number(self, name: str, word: str) -> float:
-        """Return the number of a word in the list of parameter `name`, from 1; add the word if it is new."""
+        """Number a word among the values of parameter `name`, from 1, adding it if it is new."""
         word_list = self.words.setdefault(name, {})
         if word not in word_list and len(word_list) > MAX_WORDS:
             # The list is full: the parameter will be left out, but its rows must still differ.

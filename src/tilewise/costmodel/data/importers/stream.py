@@ -237,6 +237,7 @@ class JsonWalker:
         return not self._at_end
 
     def _expect(self, character: str) -> None:
+        """Skip whitespace and consume `character`; raise a syntax error if something else comes."""
         if self.next_char() != character:
             raise self._syntax_error()
         self._position += 1

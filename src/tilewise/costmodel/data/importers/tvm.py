@@ -90,6 +90,7 @@ def _argument_sizes(arguments: Any) -> Mapping[str, Value]:
 
 @cache_by_value
 def _target(target: Any) -> str:
+    """Describe a log's TVM target (a text, or an object of its options) in at most 100 characters."""
     if isinstance(target, Mapping):
         target = " ".join(str(target.get(key, "")) for key in ("kind", "mcpu", "arch", "tag", "model")).strip()
     return str(target)[:100]

@@ -104,13 +104,14 @@ def parse_file_name(name: str) -> tuple[str, dict[str, Value], str]:
 
 
 def _tokens(key: str) -> float:
+    """Parse a row's key, the number of tokens (the product's m)."""
     if not key.isdecimal() or not 0 < int(key) < _MAX_SIZE:
         raise BadRecordError("a row whose name is not a number of tokens")
     return float(key)
 
 
 def _settings(config: Any) -> Mapping[str, int]:
-    """Check the settings of a winner; a kernel of another kind than Triton's has other names."""
+    """Return the settings of a tuned row by name; raise `BadRecordError` unless they are a Triton kernel's."""
     if not isinstance(config, Mapping) or "BLOCK_SIZE_M" not in config:
         raise BadRecordError("a row without BLOCK_SIZE_M")
     if not all(type(value) is int and 0 <= value < _MAX_SIZE for value in config.values()) or len(config) > 20:

@@ -27,6 +27,7 @@ _SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha of Klambauer
 
 
 def _gelu(x: Floats) -> Floats:
+    """Apply GELU; the result has the dtype of x."""
     from tilewise.backend.numpy_ops import gelu
 
     return np.asarray(gelu(x), dtype=x.dtype)
@@ -54,7 +55,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def neighbour_sums(inputs: ModelInputs) -> NodeMatrix:
-    """Return A + A^T."""
+    """Return A + A^T, whose product with node values sums them over the neighbours in both directions."""
     u, v = inputs.edges[:, 0].astype(np.int64), inputs.edges[:, 1].astype(np.int64)
     return NodeMatrix(
         np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(inputs.node), inputs.node.dtype
@@ -93,7 +94,7 @@ def _node_inputs(w: Weights, inputs: ModelInputs) -> Floats:
 
 
 def _reduce(x: Floats, reduction: str) -> Floats:
-    """Pool over the nodes, the second to last axis."""
+    """Pool x over its nodes, the second to last axis, by "sum", "mean" or "max"."""
     if reduction == "max":
         return np.asarray(x.max(axis=-2))
     return np.asarray(x.mean(axis=-2) if reduction == "mean" else x.sum(axis=-2), dtype=x.dtype)
@@ -116,7 +117,7 @@ def _mlp(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
 
 
 def _sage_layers(w: Weights, x: Floats, near: NodeMatrix, act: Activation, depth: int) -> Floats:
-    """Apply the GraphSAGE layers from number `depth` on."""
+    """Apply the GraphSAGE layers from number `depth` on to node values x (n, H)."""
     while f"gnn.{depth}.kernel" in w:
         kernel = w[f"gnn.{depth}.kernel"]
         half = len(kernel) // 2
@@ -126,6 +127,7 @@ def _sage_layers(w: Weights, x: Floats, near: NodeMatrix, act: Activation, depth
 
 
 def _late_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score with LateJoinSAGE (graph pooled first, configuration joined after): one score per configuration."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
     x = _sage_layers(w, _node_inputs(w, inputs), neighbour_sums(inputs), act, 0)
     return _late_join(w, inputs, x.sum(axis=0), act)
@@ -168,12 +170,14 @@ def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, inputs: ModelInputs,
 
 
 def _late_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score with LateJoinResGCN (graph pooled first, configuration joined after): one score per configuration."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
     pooled = _convolve(w, kw, _stack(w, "prenet", _node_inputs(w, inputs), act), inputs, act)
     return _late_join(w, inputs, pooled, act)
 
 
 def _early_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score with EarlyJoinResGCN (configuration joined to every node's input): one score per configuration."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
     first = _join(w, "prenet.layers.0", _node_inputs(w, inputs), inputs.config)
     return _stack(w, "head", _convolve(w, kw, _stack(w, "prenet", first, act, first), inputs, act), act)[:, 0]
@@ -189,7 +193,7 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], ModelInputs], Floats]] 
 
 
 def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
-    """Score all configurations, a chunk at a time."""
+    """Score all configurations with the baseline called `model`, a chunk of them at a time."""
     early = model.startswith("Early")
     size = max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node))) if early else _CHUNK_CONFIGS
     chunks = [inputs.config[start : start + size] for start in range(0, len(inputs.config), size)]

@@ -95,7 +95,7 @@ def encode(folded: FoldedWeights, inputs: ModelInputs) -> KernelEncoding:
 
 
 def encode_nodes(folded: FoldedWeights, inputs: ModelInputs) -> Floats:
-    """Run the graph network; returns (n, node_dim)."""
+    """Run the graph network over a kernel's nodes; returns (n, node_dim)."""
     w = folded.weights
     x = _relu(_dense(w, "node_in", np.concatenate([inputs.node, w["embedding.table"][inputs.opcode]], axis=1)))
     outward, inward = normalized_adjacency(inputs)
@@ -142,7 +142,7 @@ def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats
 
 
 def _attend(h: Floats, keys: Floats, key_bias: Floats, values: Floats) -> Floats:
-    """Softmax attention of rows (R, H) to the kernel's nodes."""
+    """Return the softmax attention of rows (R, H) to the kernel's nodes, given by keys and values."""
     logits = keys.T @ h.T  # (n, R): there are few nodes, so reductions over them run along contiguous rows
     logits += key_bias[:, None]
     # Subtract the maximum so that exp cannot overflow.
@@ -190,7 +190,7 @@ class NodeMatrix:
 
 
 def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
-    """Return A + I divided by its row sums, and its transpose."""
+    """Return (A + I) with each row divided by its sum, and its transpose."""
     # Edges point from consumer to producer; every node is its own neighbour once.
     n, every = len(inputs.node), np.arange(len(inputs.node))
     rows, columns = np.concatenate([inputs.edges[:, 1], every]), np.concatenate([inputs.edges[:, 0], every])

@@ -118,6 +118,7 @@ class _SageBaseline(Baseline):
         self.head = Stack(pooled, [hidden_dim] * final_mlp_layers + [1], hidden_activation)
 
     def _gnn_layer(self, depth: int) -> Dense:
+        """Return the dense layer of the GNN at this depth, typed."""
         layer = self.gnn[depth]
         assert isinstance(layer, Dense)
         return layer
@@ -129,6 +130,7 @@ class LateJoinSAGE(_SageBaseline):
     early = False
 
     def forward(self, batch: KernelBatch) -> Tensor:
+        """Score the batch: GraphSAGE over nodes, pooling per kernel, then a head for pooled graph and configuration."""
         x, adjacency = self.node_inputs(batch), batch.neighbours
         for depth in range(len(self.gnn)):
             x = sage(x, self._gnn_layer(depth), adjacency, self.hidden_activation)
@@ -243,6 +245,7 @@ class EarlyJoinResGCN(_ResGCNBaseline):
     early = True
 
     def forward(self, batch: KernelBatch) -> Tensor:
+        """Score the batch: each node sees the configuration from the first layer on, then residual GCN and a head."""
         nodes, layer = self.node_inputs(batch), self.prenet.layers[0]
         assert isinstance(layer, Dense)
         width = nodes.shape[-1]

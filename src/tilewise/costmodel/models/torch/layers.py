@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation function called `name`."""
+    """Return the activation function of this name, such as "leaky_relu"."""
     if name not in ACTIVATIONS:
         raise ConfigurationError(f"There is no activation {name!r}; use one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]

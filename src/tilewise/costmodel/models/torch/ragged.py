@@ -55,7 +55,7 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Multiply a matrix with x, whose axes after the first are flattened."""
+    """Multiply a matrix (r, n) with x (n, ...), whose later axes are flattened for it and restored."""
     flat = x.reshape(len(x), -1)
     if matrix.layout == torch.strided:
         return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
@@ -85,7 +85,7 @@ def sparse_matrix(
 def _stored(
     rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
 ) -> Tensor:
-    """Build a tensor in the format that is fastest for the matrix's size and device."""
+    """Build a dense or sparse tensor from entries, whichever is faster for its size and device."""
     if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
         dense = np.bincount(rows * shape[1] + columns, values, minlength=shape[0] * shape[1])
         return torch.from_numpy(dense.astype(np.float32)).view(shape)
@@ -143,7 +143,7 @@ class KernelBatch:
 
     @cached_property
     def neighbour_lists(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """A + A^T for the compiled kernels; a repeated edge counts every time.
+        """Return A + A^T as neighbour lists for the compiled kernels; a repeated edge counts every time.
 
         First node of each kernel (K + 1,), first neighbour of each node (N + 1,), and the neighbours, numbered within
         their kernel.
@@ -173,7 +173,7 @@ class KernelBatch:
 
     @cached_property
     def gcn_matrix(self) -> SparseMatrix:
-        """Sum of both `normalized_adjacency` matrices and the identity: one product instead of three."""
+        """Return both `normalized_adjacency` matrices plus the identity as one matrix: one product instead of three."""
         (u, v, values), every = self._normalized_entries, np.arange(self.n_nodes)
         rows, columns = np.concatenate([u, v, every]), np.concatenate([v, u, every])
         values = np.concatenate([values, values, np.ones(self.n_nodes)])
@@ -181,6 +181,7 @@ class KernelBatch:
 
     @cached_property
     def _normalized_entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return rows, columns and values of the adjacency matrix with self-loops, each row summing to 1."""
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.edges[:, 1], every]), np.concatenate([self.edges[:, 0], every])
         # Divide every row by its number of entries, the node itself included.
@@ -192,7 +193,7 @@ class KernelBatch:
 
     @cached_property
     def pooling(self) -> SparseMatrix:
-        """Matrix (K, N) that sums the nodes of each kernel."""
+        """Return the matrix (K, N) that sums the nodes of each kernel."""
         count, every = len(self.node_counts), np.arange(self.n_nodes)
         kernel = np.repeat(np.arange(count), self.node_counts)
         return sparse_matrix(kernel, every, np.ones(self.n_nodes), (count, self.n_nodes), self.device)

@@ -76,7 +76,7 @@ class TileRanker(nn.Module):
                 self.out.mul_(_SMALL)
 
     def encode_nodes(self, batch: KernelBatch) -> Tensor:
-        """Run the graph network."""
+        """Run the graph network over the batch's nodes; returns (N, node_dim)."""
         x = functional.relu(self.node_in(torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)))
         outward, inward = batch.normalized_adjacency
         for layer in self.gnn:
@@ -84,7 +84,7 @@ class TileRanker(nn.Module):
         return x  # (N, node_dim)
 
     def encode_kernel(self, nodes: Tensor, batch: KernelBatch) -> Tensor:
-        """Pool the nodes and join them with the kernel-wide inputs."""
+        """Pool the nodes per kernel and join them with the kernel-wide inputs; returns (K, H)."""
         # The mean describes the average node; the sum over sqrt(n) also grows with the graph.
         counts = torch.as_tensor(batch.node_counts, dtype=nodes.dtype, device=nodes.device)[:, None]
         total = batch.pooling @ nodes

@@ -102,6 +102,7 @@ class Conv2dFamily:
         return lambda: conv2d(x, w, tile=tile, **_geometry(problem), **extras)
 
     def graph(self, problem: Problem) -> KernelGraph:
+        """Describe the convolution and its epilogue to the cost model."""
         x_shape, w_shape = _shapes(problem)
         geometry = _geometry(problem)
         return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
