@@ -189,13 +189,16 @@ def devices() -> str:
 
 def product_choice() -> str:
     """Paths and tiles of float32 products on a machine left out of the fit: `python -m tools.fit_products`."""
-    cells = [
-        (f"{row['set']}: {row['machine']} {row['isa']}", str(row["threads"]), str(row["products"]),
-         f"{row['learned']:.3f} ({row['learned_slowest']:.2f})", f"{row['rules']:.3f} ({row['rules_slowest']:.2f})",
-         f"{row['gain']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
-        for row in read_any("product_choice")
-        if row["held_out"] == "machine"
-    ]  # fmt: skip
+    cells = []
+    for row in read_any("product_choice"):
+        if row["held_out"] != "machine":
+            continue
+        labels = f"{row['set']}: {row['machine']} {row['isa']}", str(row["threads"]), str(row["products"])
+        rules, gain = "", ""  # not recorded on newer machines
+        if "rules" in row:
+            rules = f"{row['rules']:.3f} ({row['rules_slowest']:.2f})"
+            gain = f"{row['gain']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        cells.append((*labels, f"{row['learned']:.3f} ({row['learned_slowest']:.2f})", rules, gain))
     headings = ("left out", "threads", "products", "learned", "hand-written rules", "gain (95 % interval)")
     return table(headings, cells)
 

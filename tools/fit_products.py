@@ -38,9 +38,10 @@ TIMINGS = ROOT / "tools" / "data" / "products.csv.xz"
 RESULTS = ROOT / "benchmarks" / "results" / "product_choice.json"
 TERMS = ROOT / "native" / "common" / "product_terms.h"
 # Caches of the machines in the data, as `native.pretend_machine` takes them: bytes of L1, L2, L3, and cores.
-MACHINES = {"zen5": (48 << 10, 1 << 20, 32 << 20, 2), "xeon": (48 << 10, 2 << 20, 300 << 20, 16)}
+MACHINES = {"zen5": (48 << 10, 1 << 20, 32 << 20, 2), "xeon": (48 << 10, 2 << 20, 300 << 20, 16),
+            "spr": (48 << 10, 2 << 20, 480 << 20, 2)}  # fmt: skip
 COLUMNS = ("set", "machine", "isa", "threads", "m", "n", "k", "layout", "path", "tail", "mr", "nr", "mc", "kc",
-           "pack_b", "threads_m", "threads_n", "rules", "ns")  # fmt: skip
+           "pack_a", "pack_b", "threads_m", "threads_n", "rules", "ns")  # fmt: skip
 TERM_LINE = re.compile(r"^  X\((\w+), ([-+.\de]+)\) *(/\*.*?\*/)? *\\?$", re.MULTILINE)
 
 
@@ -91,11 +92,13 @@ def count(row: dict[str, str], threads: int) -> list[float] | None:
     """Count what a recorded candidate does; None if it is not a configuration of this version."""
     a, b = operands(int(row["m"]), int(row["n"]), int(row["k"]), row["layout"])
     config: str | TileConfig = row["path"]
+    if row["pack_a"] == "1" and row["pack_b"] == "0":  # never considered
+        return None
     if row["path"] == "tiled":
         mr, nr, mc, kc = (int(row[name]) for name in ("mr", "nr", "mc", "kc"))
         grid = (int(row["threads_m"]), int(row["threads_n"])) if threads > 1 else (1, 1)
         config = TileConfig(
-            mr=mr, nr=nr, mc=mc, nc=4096 // nr * nr, kc=kc, pack_a=False, pack_b=row["pack_b"] == "1",
+            mr=mr, nr=nr, mc=mc, nc=4096 // nr * nr, kc=kc, pack_a=row["pack_a"] == "1", pack_b=row["pack_b"] == "1",
             threads_m=grid[0], threads_n=grid[1],
         )  # fmt: skip
     native.set_num_threads(threads)
@@ -198,13 +201,14 @@ def report(name: str, products: list[TimedProduct], weights: np.ndarray) -> list
     for key in sorted({(p.kind, p.machine, p.isa, p.threads) for p in products}):
         members = [p for p in products if (p.kind, p.machine, p.isa, p.threads) == key]
         learned, rules = losses(members, weights), losses(members, None)
-        gain = (learned - rules)[~np.isnan(rules)]
-        draws = np.random.default_rng(0).choice(gain, (2000, len(gain))).mean(1)
-        numbers = {
-            "learned": learned.mean(), "learned_slowest": np.quantile(learned, 0.01),
-            "rules": np.nanmean(rules), "rules_slowest": np.nanquantile(rules, 0.01),
-            "gain": gain.mean(), "low": np.percentile(draws, 2.5), "high": np.percentile(draws, 97.5),
-        }  # fmt: skip
+        numbers = {"learned": learned.mean(), "learned_slowest": np.quantile(learned, 0.01)}
+        if not np.isnan(rules).all():  # newer timings have no rules to compare with
+            gain = (learned - rules)[~np.isnan(rules)]
+            draws = np.random.default_rng(0).choice(gain, (2000, len(gain))).mean(1)
+            numbers |= {
+                "rules": np.nanmean(rules), "rules_slowest": np.nanquantile(rules, 0.01),
+                "gain": gain.mean(), "low": np.percentile(draws, 2.5), "high": np.percentile(draws, 97.5),
+            }  # fmt: skip
         rounded = {column: round(math.exp(value), 4) for column, value in numbers.items()}
         labels = dict(zip(("set", "machine", "isa", "threads"), key, strict=True))
         rows.append({"held_out": name, **labels, "products": len(members), **rounded})

@@ -178,8 +178,18 @@ GemmTile read_feasible_tile(PyObject* object, const Gemm& g) {
   return tile;
 }
 
-// A configuration given by the caller: the name of a path, or a tile for the tiled path.
+// A configuration given by the caller: the name of a path, a tile for the tiled path, or a tile and the number of last
+// columns that are computed separately.
 void read_config(PyObject* object, const Gemm& g, ProductConfig* config) {
+  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 2) {
+    config->path = ProductPath::tiled;
+    config->tile = read_feasible_tile(PyTuple_GET_ITEM(object, 0), g);
+    config->last_columns = read_size(PyTuple_GET_ITEM(object, 1), 0, "the number of last columns");
+    if (config->last_columns != 0 && config->last_columns != last_columns_of(g))
+      refuse("ConfigurationError", "%lld last columns of this product cannot be computed separately",
+             static_cast<long long>(config->last_columns));
+    return;
+  }
   if (!PyUnicode_Check(object)) return config_of_tile(g, read_feasible_tile(object, g), config);
   ProductPath path;
   const char* name = PyUnicode_AsUTF8(object);

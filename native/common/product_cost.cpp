@@ -33,6 +33,15 @@ double step_cycles(int64_t rows, int64_t vectors) {
 
 bool waits(int64_t rows, int64_t vectors) { return vectors > 0 && rows * vectors < 9; }
 
+// Bytes of a cache that rows of `width` bytes can occupy if each starts `apart` bytes after the previous one. The
+// offset within a page decides the set of a line in L1, and 64 groups of sets in L2, so rows that are a multiple of a
+// large power of two apart share sets.
+int64_t reachable(int64_t cache, int64_t apart, int64_t width) {
+  const int64_t page = 4096, line = static_cast<int64_t>(kLine);
+  const int64_t step = std::min(page, apart & -apart), starts = step > line ? page / step : page / line;
+  return apart == 0 ? cache : cache / page * std::min(page, starts * std::max(width, line));
+}
+
 // Adds the counts of a tiled product to `sink`.
 template <class Sink>
 void count_tile(const Problem& p, const GemmTile& t, Sink& sink) {
@@ -63,8 +72,14 @@ void count_tile(const Problem& p, const GemmTile& t, Sink& sink) {
   sink.add(Term::result_row, stored);
   sink.add(Term::result_again, each * static_cast<double>((depths - 1) * rows * cols) / p.lanes);
   if (block_rows * cols * 8 > p.l2) sink.add(Term::result_far, stored);
-  if (depth * t.nr * 16 > 3 * p.l1) sink.add(Term::b_from_l2, static_cast<double>(panels) * b_vectors);
-  if (depth * cols * 8 > p.l2) sink.add(Term::b_from_l3, static_cast<double>(row_blocks) * b_vectors);
+  const int64_t strip_l1 = t.pack_b ? p.l1 : reachable(p.l1, p.b_row_bytes, t.nr * 4);
+  const int64_t strip_l2 = t.pack_b ? p.l2 : reachable(p.l2, p.b_row_bytes, t.nr * 4);
+  if (depth * t.nr * 16 > 3 * strip_l1) sink.add(Term::b_from_l2, static_cast<double>(panels) * b_vectors);
+  if (depth * t.nr * 8 >= strip_l2) {
+    sink.add(Term::b_from_l3, static_cast<double>(panels) * b_vectors);
+  } else if (depth * cols * 8 > p.l2) {
+    sink.add(Term::b_from_l3, static_cast<double>(row_blocks) * b_vectors);
+  }
   if (t.pack_b) {
     const bool shared = p.threads > 1 && task_rows > 1;
     const double share = static_cast<double>(std::min<int64_t>(p.threads, ceil_div(p.n, t.nr)));
@@ -82,8 +97,21 @@ void count_tile(const Problem& p, const GemmTile& t, Sink& sink) {
   }
   const double a_vectors = static_cast<double>(rows * strips) * each_k / p.lanes;
   if (block_rows * depth * 8 > p.l2) sink.add(Term::a_from_l3, a_vectors);
-  if (p.transposed_a) {
-    sink.add(Term::a_across, steps * std::min(1.0, static_cast<double>(p.a_col_bytes) / kLine));
+  if (t.pack_a) {  // once for every block of columns
+    const double vectors = static_cast<double>(panels * ceil_div(t.mr, lanes) * ceil_div(cols, t.nc)) * each_k;
+    sink.add(p.transposed_a ? Term::pack_a_transposed : Term::pack_a, vectors);
+  } else if (p.transposed_a) {
+    // Every step reads a line or two of a column. The next panel finds them in L1 if all lines of this one fit.
+    const int64_t panel_bytes = depth * 2 * static_cast<int64_t>(kLine);
+    const bool fits = panel_bytes <= reachable(p.l1, p.a_col_bytes, t.mr * 4);
+    const double share = std::min(1.0, static_cast<double>(p.a_col_bytes) / kLine), floats = kLine / 4;
+    const double apart = static_cast<double>(panels) * (1 + (static_cast<double>(t.mr) - 1) / floats);
+    const double lines = fits ? static_cast<double>(rows) / floats : apart;
+    sink.add(Term::a_lines, static_cast<double>(strips) * each_k * share * lines);
+    if (panel_bytes > reachable(p.l2, p.a_col_bytes, t.mr * 4)) {
+      sink.add(Term::a_from_l3, static_cast<double>(strips) * each_k * share * lines);
+    }
+    sink.add(Term::a_across, steps * std::min(1.0, static_cast<double>(p.a_col_bytes) / 4096));
   } else if (p.a_same_set) {
     sink.add(Term::a_same_set, a_vectors);
   }
@@ -99,7 +127,7 @@ double cost_of(const Problem& p, const GemmTile& t) {
 // The space: tiles with fewer accumulators cannot hide the latency of their loads, blocks deeper than this leave no
 // room for B in any cache, and shallower ones only help an unpacked transposed A.
 constexpr int kMinAccumulators = 12;
-constexpr int64_t kDeepest = 1024, kShallowest = 256;
+constexpr int64_t kDeepest = 1536, kShallowest = 256;
 
 struct Search {
   const Gemm* g;
@@ -129,7 +157,7 @@ struct Search {
   void each_row_block(GemmTile t, bool only_half) {
     const int64_t half = std::max<int64_t>(problem.l2 / 2 / (t.kc * 4) / t.mr * t.mr, t.mr);
     t.mc = round_up(problem.m, t.mr);
-    if (t.mc <= half || !only_half) consider(t);
+    if (t.mc <= half || !(only_half || t.pack_a)) consider(t);
     if (half >= problem.m) return;
     t.mc = half;
     consider(t);
@@ -138,16 +166,19 @@ struct Search {
     consider(t);
   }
 
-  // A is never packed: in the measurements the best tile that packs A takes 1 to 20 % longer than the best that does
-  // not, on both machines and in every layout.
+  // A is packed only if several strips of columns read it, and only with B: the kernels that read a packed A fetch no
+  // rows of B ahead.
   void each_packing(GemmTile t) {
-    const bool large_b = problem.k * problem.n * 4 > problem.l1;
+    const bool large_b = problem.k * problem.n * 4 > problem.l1, shallow = t.kc < std::min(kShallowest, problem.k);
+    if (shallow && !problem.transposed_a) return;
     t.pack_a = false;
-    if (t.kc < std::min<int64_t>(kShallowest, problem.k) && !problem.transposed_a) return;
     for (int pack_b = problem.transposed_b ? 1 : 0; pack_b <= (problem.transposed_b || large_b); ++pack_b) {
       t.pack_b = pack_b != 0;
       each_row_block(t, true);
     }
+    if (problem.n <= t.nr || problem.m == 1 || shallow) return;
+    t.pack_a = t.pack_b = true;
+    each_row_block(t, true);
   }
 
   // True if tiles of this width have enough accumulators and their strip of B fits L2. One vector is always considered.
@@ -229,7 +260,7 @@ void cheapest_tile(const Gemm& g, int threads, GemmTile* tile) {
   Search search;
   search.g = &g;
   search.problem = describe(g, 1);
-  constexpr int64_t kDepths[] = {768, 512, 384, 160, 96};
+  constexpr int64_t kDepths[] = {768, 512, 384, 256, 160, 96};
   if (g.k <= kDeepest) search.each_width(std::max<int64_t>(g.k, 1));
   for (int64_t depth : kDepths) {
     if (depth * 5 / 4 <= g.k) search.each_width(depth);
@@ -456,12 +487,6 @@ double cost_of(const Gemm& g, const ProductConfig& config, int threads) {
   return sum.total;
 }
 
-// Columns past the last whole vector, if they can be computed separately.
-int64_t last_columns_of(const Gemm& g) {
-  const int64_t last_columns = g.n % active_gemm().lanes;
-  return g.n > last_columns && (g.a_col == 1 || g.a_row == 1) ? last_columns : 0;
-}
-
 // Decides whether the last columns of a tiled product are computed separately, whatever the number of threads.
 void choose_last_columns(const Gemm& g, ProductConfig* config) {
   config->last_columns = last_columns_of(g);
@@ -481,6 +506,11 @@ double tiled_lower_bound(const Gemm& g) {
 }
 
 }  // namespace
+
+int64_t last_columns_of(const Gemm& g) {
+  const int64_t last_columns = g.n % active_gemm().lanes;
+  return g.n > last_columns && (g.a_col == 1 || g.a_row == 1) ? last_columns : 0;
+}
 
 bool worth_threads(int64_t multiply_adds) {
   return multiply_adds >= 1 << 20;  // waking a thread takes some microseconds

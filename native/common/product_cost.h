@@ -15,6 +15,9 @@ void cheapest_config(const Gemm& g, int threads, ProductConfig* config);
 void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config);
 void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config);
 
+// Columns past the last whole vector, if they can be computed separately, else 0.
+int64_t last_columns_of(const Gemm& g);
+
 // The tile of the tiled path with the lowest predicted time.
 void cheapest_tile(const Gemm& g, int threads, GemmTile* tile);
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -61,3 +62,25 @@ def test_a_path_that_cannot_compute_a_product_is_refused():
     for path in ("small_m", "column_strips", "no such path"):
         with pytest.raises(ConfigurationError, match="matmul_paths lists them"):
             native.matmul(a, b, path)
+
+
+@pytest.mark.parametrize("pack_a", [False, True])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_a_tile_is_run_with_and_without_separate_last_columns(layout: str, pack_a: bool):
+    lanes = native.gemm_register_tiles()[0][1]
+    a, b = operands(66, 2 * lanes + 1, 70, layout)
+    tile = TileConfig(mr=4, nr=lanes, mc=20, nc=lanes, kc=30, pack_a=pack_a)
+    for last_columns in (0, 1):
+        np.testing.assert_allclose(native.matmul(a, b, (tile, last_columns)), a @ b, atol=1e-4)
+    for last_columns in (2, lanes):
+        with pytest.raises(ConfigurationError, match="cannot be computed separately"):
+            native.matmul(a, b, (tile, last_columns))
+
+
+def test_every_layout_gets_a_feasible_default_tile():
+    rng = np.random.default_rng(0)
+    for m, n, k in np.exp(rng.uniform(np.log(4), np.log(2500), (60, 3))).astype(int).tolist():
+        for layout in ("nn", "nt", "tn", "tt"):
+            a, b = operands(m, n, k, layout)
+            tile = TileConfig(*native.matmul_plan(a, b)[1])
+            assert native.gemm_tile_problem(tile, m, n, k, layout[1] == "t") is None, (m, n, k, layout, tile)
