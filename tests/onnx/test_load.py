@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tilewise
 import tilewise.onnx
 from tilewise import nn, no_grad, optim
+from tilewise._extension import native
 from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError, UnavailableError
 from tilewise.onnx import reader
 
@@ -309,3 +310,23 @@ def test_without_the_onnx_package_a_sentence_says_what_to_install(place: Path, m
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UnavailableError, match=r"pip install 'tilewise\[onnx\]'"):
         tilewise.onnx.load(place)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_with_entries_of_an_image_is_native_and_follows_the_batch(place: Path, mode: str) -> None:
+    pads = np.array([0, 0, 1, 2, 0, 0, 0, 3])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Pad", ["a", "pads"], ["b"], mode=mode),
+        helper.make_node("Conv", ["b", "v"], ["y"]),
+    ]
+    weights = {"w": normal(6, 2, 1, 1), "pads": pads, "v": normal(3, 6, 2, 2)}
+    network = tilewise.onnx.load(written(place, nodes, weights, shape=("N", 2, 5, 7)))
+    x = normal(3, 2, 5, 7)
+    expected = np.concatenate([network(image[None]).numpy() for image in x])
+    plan = tilewise.compile(network, x)
+    assert np.allclose(plan(x), expected, atol=1e-5)
+    assert native is None or (plan.native_calls, plan.operations_outside) == (1, 0)
+    inner = np.pad(np.einsum("nchw,oc->nohw", x, weights["w"][:, :, 0, 0]), [(0, 0), (0, 0), (1, 0), (2, 3)], mode)  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(inner, (2, 2), (2, 3))
+    assert np.allclose(plan(x), np.einsum("nchwij,ocij->nohw", windows, weights["v"]), atol=1e-4)

@@ -23,7 +23,7 @@ from tilewise.nn.module import Module
 from tilewise.tensor import Tensor
 
 # Number of input sizes whose specializations are stored; arbitrary.
-_MAX_SPECIALIZATIONS = 8
+MAX_SPECIALIZATIONS = 8
 # A plan may deviate by this share of the change that the second input makes: above rounding, far below the
 # difference of another network.
 _CHANGE_TOLERANCE = 1e-2
@@ -81,7 +81,7 @@ class Plan:
             specialization = _Specialization(self._module, [images], self._weights, whole=False)
             self._chunk_sizes[key] = specialization.images
             self._remember((native.isa(), ((specialization.images, *images.shape[1:]),)), specialization)
-            if len(self._chunk_sizes) > _MAX_SPECIALIZATIONS:
+            if len(self._chunk_sizes) > MAX_SPECIALIZATIONS:
                 del self._chunk_sizes[next(iter(self._chunk_sizes))]
         return self._chunk_sizes[key]
 
@@ -106,7 +106,7 @@ class Plan:
             self._specializations.pop(key, None)
             self._specializations[key] = self._latest = entry
             # The first key is the least recently used one.
-            if len(self._specializations) > _MAX_SPECIALIZATIONS:
+            if len(self._specializations) > MAX_SPECIALIZATIONS:
                 del self._specializations[next(iter(self._specializations))]
 
     @property

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.graph.ir import Array, Node, Op, Value, unique_name
@@ -33,10 +32,11 @@ class FloatGraph:
     steps: list[Op]
     batch: int = 0  # batch size of the example that the model was traced with
     module_result: Array | None = None  # the module's own result for the example, until it was compared
+    island_plans: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by the steps of an island (float_islands)
 
     def copy(self) -> FloatGraph:
         """Copy the steps; arrays are shared. Conversion drops the float weights of the graph that it is given."""
-        return FloatGraph([replace(step) for step in self.steps], self.batch)
+        return FloatGraph([replace(step) for step in self.steps], self.batch, island_plans=self.island_plans)
 
     def users(self, index: int) -> Iterator[Op]:
         return (step for step in self.steps if index in step.inputs)
@@ -62,7 +62,7 @@ class FloatGraph:
         """Run one step in float32."""
         try:
             if step.node is not None and step.kind == "python":
-                return _run_node(step.node, inputs, self.batch)
+                return run_node(node_for_batch(step.node, inputs, self.batch), inputs)
             reference = NATIVE_OPS[step.kind].reference
             assert reference is not None
             return reference(step, *inputs)
@@ -73,23 +73,29 @@ class FloatGraph:
             raise ShapeError(f"{step.name} ({step.kind}) cannot take {shapes}: channels or sizes do not fit") from None
 
 
-def _run_node(node: Node, arrays: list[Array], batch: int) -> Array:
-    """Run a traced operation on the arrays that take the place of its traced values, for any batch size.
+def run_node(node: Node, arrays: list[Array]) -> Array:
+    """Run a traced operation on the arrays that take the place of its traced values."""
+    array_of = {value.number: array for value, array in zip(node.reads(), arrays, strict=True)}
+    return node.evaluate(lambda value: array_of[value.number])
+
+
+def node_for_batch(node: Node, arrays: list[Array], batch: int) -> Node:
+    """Return a traced operation for the batch size of `arrays`, which take the place of its traced values.
 
     A shape that begins with the traced batch follows the current batch. The first axis of a reshape, which may be more
     than the batch (windows or groups of all images), follows the size of its input.
     """
-    remaining = iter(arrays)
-    inputs = [next(remaining) if isinstance(v, Value) else v for v in node.inputs]
-    params = {name: next(remaining) if isinstance(v, Value) else v for name, v in node.params.items()}
     current_batch = len(arrays[0]) if arrays and arrays[0].ndim else batch
-    shape = params.get("shape")
+    shape = node.params.get("shape")
     if node.operation is Reshape:
-        if arrays[0].size != math.prod(node.shape):
-            params["shape"] = (arrays[0].size // max(math.prod(node.shape[1:]), 1), *node.shape[1:])
+        if arrays[0].size == math.prod(node.shape):
+            return node
+        shape = (arrays[0].size // max(math.prod(node.shape[1:]), 1), *node.shape[1:])
     elif isinstance(shape, tuple) and shape and shape[0] == batch:
-        params["shape"] = (current_batch, *shape[1:])
-    return np.asarray(node.operation().forward(*inputs, **params))
+        shape = (current_batch, *shape[1:])
+    else:
+        return node
+    return replace(node, params={**node.params, "shape": shape})
 
 
 # --- from a model ---

@@ -20,6 +20,7 @@ from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.quantize.calibration import Calibration, check_fits
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
+from tilewise.quantize.float_islands import float_islands
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
 from tilewise.quantize.lowering import (
@@ -109,6 +110,8 @@ class QuantizedModel(Module):
                 step.weight = step.bias = None
         self._stored = self._rounding = None
         self.layers = IntegerLayerCache()
+        # By their last step, which runs the whole island.
+        self.islands = {island.steps[-1]: island for island in float_islands(graph, self.integer)}
         self._segments: list[Segment | int] = segments(self)
 
     # --- running ---
@@ -133,7 +136,10 @@ class QuantizedModel(Module):
             raise
         except ValueError as error:
             raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
-        return self._as_float(values[len(self.graph.steps) - 1])
+        result, last = self._as_float(values[len(self.graph.steps) - 1]), self.graph.steps[-1]
+        if last.shape[:1] == (self.graph.batch,) and len(result) != len(x):
+            raise ShapeError(f"this model works on batches of {self.graph.batch} only, and {len(x)} inputs were given")
+        return result
 
     def results(self, x: Array) -> list[Array]:
         """Return every operator's result in float32, without the equalization scales of its channels."""
@@ -172,6 +178,9 @@ class QuantizedModel(Module):
     def _step(self, index: int, values: dict[int, Value]) -> Value:
         """Run one operator by itself, in integers or in float."""
         step, layer = self.graph.steps[index], self.integer[index]
+        if index in self.islands:
+            island = self.islands[index]
+            return island.run([self._as_float(values[i]) for i in island.sources])
         inputs = [values[i] for i in step.inputs]
         if layer is None:
             with no_grad():

@@ -72,14 +72,18 @@ def _array(value: Value) -> Array:
 
 
 def segments(model: QuantizedModel) -> list[Segment | int]:
-    """Partition the steps after the input, in order, into segments and indices of steps that run by themselves."""
+    """Partition the steps after the input, in order, into segments and indices of steps that run by themselves.
+
+    Of a float island only the last step is listed, which runs all of it.
+    """
     result: list[Segment | int] = []
+    inner = {index for island in model.islands.values() for index in island.steps[:-1]}
     float_results: set[int] = set()
     for is_native, run in groupby(range(1, len(model.graph.steps)), partial(_is_native, model)):
         steps = list(run)
         # Float norms alone are not worth a native call.
         if not is_native or all(model.integer[index] is None for index in steps):
-            result += steps
+            result += [index for index in steps if index not in inner]
             continue
         segment = _SegmentBuilder(model, steps, float_results).build()
         float_results |= {index for index, wrapper in segment.results if wrapper is None}

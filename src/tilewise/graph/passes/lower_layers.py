@@ -221,8 +221,27 @@ def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
     if not low.is_float:
         return None
     rows, columns = (positions[0], np.arange(width)) if by_rows else (np.arange(height), positions[0])
-    index = (rows[:, None] * width + columns).reshape(-1)
-    return Op("gather_spatial", (x,), node.shape, node.layer, options={"index": index.tolist(), "size": node.shape[2:]})
+    return _gather_spatial(x, rows[:, None] * width + columns, node)
+
+
+def _gather_spatial(x: int, positions: Array, node: Node) -> Op:
+    """Return the op that gathers pixels of an image, whose positions (H', W') count along its rows."""
+    options = {"index": positions.reshape(-1).tolist(), "size": node.shape[2:]}
+    return Op("gather_spatial", (x,), node.shape, node.layer, options=options)
+
+
+def _get_item(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower an index: arrays that select rows and columns of images gather pixels, as padding by reflection does."""
+    source, index = node.inputs[0], node.params["index"]
+    entries = index if isinstance(index, tuple) and len(index) == 4 else ()
+    whole_images = all(isinstance(entry, slice) and entry == slice(None) for entry in entries[:2])
+    by_pixel = whole_images and any(isinstance(entry, np.ndarray) for entry in entries)
+    if not by_pixel or not low.is_float or not isinstance(source, Value) or len(node.shape) != 4:
+        return lower_view_node(low, number, node)
+    x, (height, width) = low.image(source), low.shapes[source.number][2:]
+    if x is None:
+        return None
+    return _gather_spatial(x, np.arange(height * width).reshape(height, width)[index[2:]], node)
 
 
 # The lowering rule of each traced operation.
@@ -250,7 +269,7 @@ RULES: dict[str, LoweringRule] = {
     "Reshape": _reshape,
     "Permute": lower_view_node,
     "Cat": _cat,
-    "GetItem": lower_view_node,
+    "GetItem": _get_item,
     "Expand": lower_view_node,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,

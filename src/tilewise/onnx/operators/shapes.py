@@ -180,8 +180,14 @@ def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
     check_size([n * t for n, t in zip(x.shape, times, strict=True)], array(x).itemsize)
     if are_constants(x):
         return np.tile(array(x), times)
-    places = np.ix_(*(np.tile(np.arange(n), t) for n, t in zip(x.shape, times, strict=True)))
-    return tensor(x)[places] if x.shape else x
+    return _gathered(tensor(x), [np.tile(np.arange(n), t) for n, t in zip(x.shape, times, strict=True)])
+
+
+def _gathered(x: Value, where: list[Array]) -> Value:
+    """Select entries of every axis. Leading axes that stay as they are follow other batches."""
+    unchanged = [np.array_equal(w, np.arange(n)) for n, w in zip(x.shape, where, strict=True)]
+    first = unchanged.index(False) if False in unchanged else None
+    return x if first is None else x[(slice(None),) * first + np.ix_(*where[first:])]
 
 
 @operator("Pad")
@@ -213,7 +219,7 @@ def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node:
     if any(n == 0 and (a or b) for n, (a, b) in zip(x.shape, widths, strict=True)):
         raise ShapeError(f"{node} has nothing to repeat in a tensor of shape {x.shape}")
     where = [np.pad(np.arange(n), w, mode=mode) for n, w in zip(x.shape, widths, strict=True)]  # type: ignore[call-overload]
-    return x[np.ix_(*where)] if where else x
+    return _gathered(x, where)
 
 
 # --- sizes, and what is made of sizes ---

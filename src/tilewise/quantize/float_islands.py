@@ -1,0 +1,115 @@
+"""Float islands: operators without an integer form, run as a float plan instead of one Python call each.
+
+An island is a run of consecutive traced operators of which only the last one's result is read elsewhere. For each shape
+of its inputs it is lowered and partitioned like a float network (`graph/passes`), so that a quantized network runs its
+float part as fast as the float network does. The plan's numbers are the result, however the model is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from tilewise._extension import native
+from tilewise.graph.executor import Call
+from tilewise.graph.ir import Array, Node, Trace, Value
+from tilewise.graph.passes.lower import Lowering
+from tilewise.graph.passes.partition import WeightCache, partition
+from tilewise.graph.passes.patterns import match_patterns
+from tilewise.graph.plan import MAX_SPECIALIZATIONS
+from tilewise.quantize.graph import FloatGraph, node_for_batch, run_node
+
+
+@dataclass(frozen=True)
+class _IslandPlan:
+    """The calls of an island for one shape of its inputs, the constants they read, and the number of the result."""
+
+    calls: list[Call]
+    constants: dict[int, Array]
+    result: int
+
+    def run(self, arrays: list[Array]) -> Array:
+        values = {**self.constants, **dict(enumerate(arrays))}
+        for call in self.calls:
+            call.run(values)
+        return values[self.result]
+
+
+class FloatIsland:
+    """Consecutive steps of a graph, the steps whose results they read, and a plan for each shape of these."""
+
+    def __init__(self, graph: FloatGraph, steps: tuple[int, ...]) -> None:
+        self.graph, self.steps = graph, steps
+        self.sources = sorted({i for s in steps for i in graph.steps[s].inputs} - set(steps))
+        # Copies of a graph have the same nodes, so they share plans: calibration converts a graph many times.
+        self._plans: dict[Any, _IslandPlan] = graph.island_plans.setdefault(steps, {})
+
+    def run(self, arrays: list[Array]) -> Array:
+        """Return the result of the last step for the results of `sources`."""
+        assert native is not None
+        key = native.isa(), *((array.shape, array.dtype) for array in arrays)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MAX_SPECIALIZATIONS:
+                self._plans.clear()
+            plan = self._plans[key] = self._compile(arrays)
+        return plan.run(arrays)
+
+    def _compile(self, arrays: list[Array]) -> _IslandPlan:
+        """Run the steps in Python once, which gives the shapes of their results, and lower them."""
+        values, nodes = dict(zip(self.sources, arrays, strict=True)), list[Node]()
+        numbers = {source: number for number, source in enumerate(self.sources)}
+        for index in self.steps:
+            step = self.graph.steps[index]
+            assert step.node is not None
+            reads = [values[i] for i in step.inputs]
+            node = node_for_batch(step.node, reads, self.graph.batch)
+            values[index] = result = run_node(node, reads)
+            renumbered = {v.number: Value(numbers[i]) for v, i in zip(node.reads(), step.inputs, strict=True)}
+            node = _with_operands(node, renumbered)
+            shapes = tuple(np.shape(values[i]) for i in step.inputs)
+            nodes.append(replace(node, shape=result.shape, input_shapes=shapes, dtype=result.dtype))
+            numbers[index] = len(arrays) + len(nodes) - 1
+        last = Value(numbers[self.steps[-1]])
+        # Lowering reads the shapes and types of the inputs only.
+        inputs = [np.broadcast_to(np.zeros((), a.dtype), a.shape) for a in arrays]
+        lowering = Lowering(match_patterns(Trace(inputs, nodes, {"": last})), is_float=True)
+        return _IslandPlan(partition(lowering, WeightCache()), lowering.constants, lowering.resolve(lowering.result))
+
+
+def _with_operands(node: Node, values: dict[int, Value]) -> Node:
+    """Return a node that reads other values."""
+
+    def operand(value: Any) -> Any:
+        return values[value.number] if isinstance(value, Value) else value
+
+    params = {name: operand(value) for name, value in node.params.items()}
+    return replace(node, inputs=tuple(map(operand, node.inputs)), params=params)
+
+
+def float_islands(graph: FloatGraph, integer: list[Any]) -> list[FloatIsland]:
+    """Partition the operators that run in Python into islands; none without compiled kernels."""
+    if native is None:
+        return []
+
+    def in_python(index: int) -> bool:
+        step = graph.steps[index]
+        return integer[index] is None and step.kind == "python" and step.node is not None
+
+    islands = []
+    for is_python, run in groupby(range(len(graph.steps)), in_python):
+        steps = list(run) if is_python else []
+        while steps:
+            count = next(n for n in range(len(steps), 0, -1) if _has_one_result(graph, steps[:n]))
+            islands.append(FloatIsland(graph, tuple(steps[:count])))
+            steps = steps[count:]
+    return islands
+
+
+def _has_one_result(graph: FloatGraph, steps: list[int]) -> bool:
+    """Tell whether only the last of the steps is read by others."""
+    readers = [step for index, step in enumerate(graph.steps) if index not in steps]
+    return not any(i in reader.inputs for reader in readers for i in steps[:-1])
