@@ -12,6 +12,9 @@ from tilewise.graph.ir import Array, Op, Shape
 from tilewise.graph.ops import NATIVE_OPS
 from tilewise.graph.passes.lower import Lowering
 
+# Number of input sizes for which the calls of a network, or of a part of it, are stored; arbitrary.
+MAX_SPECIALIZATIONS = 8
+
 
 @dataclass(frozen=True)
 class _PlanKernel:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
-from tilewise.graph.executor import Call, NativeCall
+from tilewise.graph.executor import MAX_SPECIALIZATIONS, Call, NativeCall
 from tilewise.graph.explain import PlanExplanation, explain
 from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.passes.lower import Lowering
@@ -22,8 +22,6 @@ from tilewise.graph.trace import run, trace
 from tilewise.nn.module import Module
 from tilewise.tensor import Tensor
 
-# Number of input sizes whose specializations are stored; arbitrary.
-MAX_SPECIALIZATIONS = 8
 # A plan may deviate by this share of the change that the second input makes: above rounding, far below the
 # difference of another network.
 _CHANGE_TOLERANCE = 1e-2

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise.graph.executor import Call
+from tilewise.graph.executor import MAX_SPECIALIZATIONS, Call
 from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.partition import WeightCache, partition
 from tilewise.graph.passes.patterns import match_patterns
-from tilewise.graph.plan import MAX_SPECIALIZATIONS
 from tilewise.quantize.graph import FloatGraph, node_for_batch, run_node
 
 
