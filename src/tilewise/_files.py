@@ -138,7 +138,7 @@ def _check_kind(status: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 def _mostly_holes(descriptor: int, size: int) -> bool:
-    """True if less than a sixteenth of a file occupies disk space; always False without support for sparse files."""
+    """Tell whether less than a sixteenth of a file occupies disk space; False without support for sparse files."""
     if not hasattr(os, "SEEK_DATA"):
         return False
     position = data_bytes = 0

@@ -177,7 +177,7 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
 
 
 def cosine_schedule(step: int, total: int, peak: float, warmup: int = 0, floor: float = 0.0) -> float:
-    """Learning rate at `step` of `total`: linear warm-up to `peak`, then a half cosine down to `floor`."""
+    """Return the learning rate at `step` of `total`: linear warm-up to `peak`, then a half cosine down to `floor`."""
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)

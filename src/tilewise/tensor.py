@@ -154,7 +154,7 @@ class Tensor:
 
     @property
     def data(self) -> Array:
-        """The underlying array, not a copy."""
+        """Return the underlying array, not a copy."""
         if tracers:
             recorders.hooks.note_read(self._array)
         return self._array

@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 
 def conv2d_tile_key(x: Array, w: Array, *args: Any, **options: Any) -> tuple[tuple[int, ...], str, str]:
-    """Key of a convolution for the tile chooser: (shape as in `conv2d_shape`, dtype, layout)."""
+    """Return the tile chooser's key of a convolution: (shape as in `conv2d_shape`, dtype, layout)."""
     from tilewise.backend.tiled.conv2d import conv2d_shape
 
     return conv2d_shape(x, w, *args, **options), x.dtype.name, "nchw"

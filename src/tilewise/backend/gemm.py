@@ -45,7 +45,7 @@ matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else
 
 
 def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
-    """Key of a product for the tile chooser: ((m, n, k), dtype, layout).
+    """Return the tile chooser's key of a product: ((m, n, k), dtype, layout).
 
     None if tiles do not apply: the product is small or thin, a batch of several products, or B is strided in both
     dimensions. The rows of a batch that shares B count as one m.
@@ -62,7 +62,7 @@ def _transposed(x: Array) -> bool:
 
 
 def _sizes(a: Array, b: Array) -> tuple[int, int, int]:
-    """(m, n, k) of a product; leading dimensions of A count as rows if B is one matrix."""
+    """Return (m, n, k) of a product; leading dimensions of A count as rows if B is one matrix."""
     k, n = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1]
     m = 1 if a.ndim == 1 else (a.size // max(k, 1) if b.ndim <= 2 else a.shape[-2])
     return m, n, k

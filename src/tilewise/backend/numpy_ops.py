@@ -30,7 +30,7 @@ _silent = np.errstate(all="ignore")
 
 @cache
 def _erf_polynomial(degree: int) -> tuple[float, ...]:
-    """Coefficients of p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1, fitted at Chebyshev points for x >= 0."""
+    """Return coefficients of p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1, fitted at Chebyshev points."""
     angles = np.pi * (np.arange(200) + 0.5) / 200
     scaled = [_scaled_erfc(x) for x in 4 / (np.cos(angles) + 1) - 2]
     # Chebyshev polynomials are orthogonal at these points, so the least-squares fit needs only sums. numpy.polynomial
@@ -44,7 +44,7 @@ def _erf_polynomial(degree: int) -> tuple[float, ...]:
 
 
 def _scaled_erfc(x: float) -> float:
-    """exp(x²) erfc(x); from 25 on by its asymptotic series, because exp(x²) overflows."""
+    """Compute exp(x²) erfc(x); from 25 on by its asymptotic series, because exp(x²) overflows."""
     if x < 25:
         return math.erfc(x) * math.exp(x * x)
     return (1 - 1 / (2 * x**2) + 3 / (4 * x**4) - 15 / (8 * x**6)) / (x * math.sqrt(math.pi))
@@ -119,7 +119,7 @@ def matmul(
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """Number of windows along one side; ShapeError if none fits."""
+    """Return the number of windows along one side; raise ShapeError if none fits."""
     if size + 2 * padding < kernel:
         raise ShapeError(f"a window of {kernel} does not fit into {size} with padding {padding}")
     return (size + 2 * padding - kernel) // stride + 1
@@ -356,7 +356,7 @@ def cross_entropy_grad(logits: Array, targets: Array, logsumexp: Array, row_weig
 
 @implements("embedding_grad", "numpy")
 def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
-    """Add the gradients of looked-up rows into a table of `rows` rows."""
+    """Sum the gradients of looked-up rows, (ids, width), into a table of `rows` rows."""
     g = np.zeros((rows, gout.shape[1]), gout.dtype)
     np.add.at(g, ids, gout)
     return g
@@ -366,7 +366,7 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 
 
 def _scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) -> Array:
-    """Scaled and masked attention scores; a causal query sees keys up to its own position from the end."""
+    """Return scaled and masked attention scores; a causal query sees keys up to its own position from the end."""
     scores = (q @ k.swapaxes(-1, -2)) * q.dtype.type(scale)  # (B, H, T, S)
     t, s = scores.shape[-2:]
     if causal:
@@ -387,7 +387,7 @@ def _weights(scores: Array, logsumexp: Array) -> Array:
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None = None, scale: float | None = None
 ) -> tuple[Array, Array]:
-    """Attention of q (B, H, T, D) over k, v (B, H, S, D); also the log-sum-exp of the scores (B, H, T)."""
+    """Compute attention of q (B, H, T, D) over k, v (B, H, S, D); also return the log-sum-exp of scores (B, H, T)."""
     scores = _scores(q, k, causal, mask, _default_scale(q, scale))
     logsumexp = _logsumexp(scores)[..., 0]
     return _weights(scores, logsumexp) @ v, logsumexp

@@ -79,7 +79,7 @@ class _ThreadState:
         self.root = _no_model  # layers may have been renamed since
 
     def path_of(self, layer: Any) -> str:
-        """Dotted name of a layer in the outermost running model.
+        """Return the dotted name of a layer in the outermost running model.
 
         A layer that is not part of that model gets its class name, below the layer that called it.
         """
@@ -131,7 +131,7 @@ _allocated: Callable[[], int] = (lambda: 0) if native is None else native.watch_
 
 
 def _arrays(values: Any) -> Arrays:
-    """Shapes and dtypes of the arrays in `values`: one array, or a tuple or list that may contain arrays."""
+    """Return shapes and dtypes of the arrays in `values`: one array, or a tuple or list that may contain arrays."""
     if isinstance(values, ndarray):
         return [values.shape, values.dtype]
     shapes_and_dtypes: Arrays = []

@@ -235,7 +235,7 @@ def _tile_table(chooser: TileChooser | None) -> Any:
 
 
 def _with_chooser(entry: Implementation, chooser: TileChooser | None, table: Any) -> Implementation:
-    """Make an implementation get its tiles from a chooser."""
+    """Return a copy of an implementation that gets its tile from the chooser at every call."""
     if chooser is None or entry.tile_key is None:
         return entry
     if native is not None and entry.op in _OPS_WITH_TABLE and entry.run is getattr(native, entry.op):

@@ -67,7 +67,7 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def cross_entropy_grad(logits: Array, targets: Array, logsumexp: Array, row_weights: Array) -> Array:
-    """Gradient of ``sum(row_weights * losses)`` with respect to the logits."""
+    """Return the gradient of ``sum(row_weights * losses)`` with respect to the logits."""
     _check_rows(logits, targets, "cross_entropy_grad")
     if logsumexp.shape != targets.shape or row_weights.shape != targets.shape:
         raise ShapeError("cross_entropy_grad needs one logsumexp and one weight per row")

@@ -38,7 +38,7 @@ def tuned_chooser() -> TileChooser | None:
 
 
 def calibration_offer() -> str | None:
-    """A line that suggests `tilewise calibrate`, once per machine and only before its first calibration."""
+    """Return a line that suggests `tilewise calibrate`, once per machine before its first calibration; else None."""
     folder = cache_folder() / "tune"
     marker = folder / "calibration-offered"
     try:

@@ -100,7 +100,7 @@ class TextLoader:
             yield self.next()
 
     def next(self) -> tuple[Array, Array]:
-        """Return the next batch."""
+        """Return the next batch: token ids (B, T), and the ids that follow each of them."""
         rng = np.random.default_rng([self.seed, self.batch])
         starts = rng.integers(0, len(self.ids) - self.context, self.batch_size)
         windows = self.ids[starts[:, None] + np.arange(self.context + 1)]  # (B, T+1)

@@ -108,7 +108,7 @@ class Trainer:
         return self.out / CHECKPOINT
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write weights, optimizer state and counters to the checkpoint."""
         groups: dict[str, dict[str, Any]] = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -215,7 +215,7 @@ class Trainer:
         return True
 
     def result(self, finished: bool) -> FitResult:
-        """Collect the result; a finished run is tested with its best weights, which are saved as the model."""
+        """Return the run's result; a finished run is tested with its best weights, which are saved as the model."""
         run, model_path = self.run, None
         scores: dict[str, float] = {}
         if finished:
@@ -291,7 +291,7 @@ def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], counte
 
 
 def read_checkpoint(path: Path) -> tuple[Groups, dict[str, Any]]:
-    """Read the groups of arrays and the counters of a checkpoint."""
+    """Read a checkpoint's groups of arrays (model, optimizer, best weights) and its counters."""
     arrays, metadata = load_arrays(path)
     counters = parse_json(metadata.get("tilewise", "null"), f"The record in {path}")
     if not isinstance(counters, dict):

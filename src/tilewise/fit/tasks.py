@@ -70,7 +70,7 @@ class ImageTask:
         return {"test_accuracy": self.accuracy(*self.tests)}
 
     def accuracy(self, x: Array, y: Array) -> float:
-        """Fraction of images classified correctly, in evaluation mode."""
+        """Return the fraction of images x whose class is predicted as y, in evaluation mode."""
         self.model.eval()
         with no_grad():
             correct = sum(

@@ -166,7 +166,7 @@ class KVCache:
         return self._with_arrays(1, lambda array: array[layer : layer + 1, index : index + 1])
 
     def _with_arrays(self, batch_size: int | None, select: Callable[[Array], Array]) -> KVCache:
-        """Return a cache of the same kind that holds what `select` makes of each array of this one."""
+        """Return a cache of the same kind whose arrays are `select(array)` of this one's."""
         other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
         other.batch_size = batch_size
         for name in _ARRAYS:
@@ -217,7 +217,7 @@ class KVCache:
             )
 
     def _checked(self, rows: Array, name: str) -> Array:
-        """Return keys or values as an array; an error unless they are floats of this cache's shape."""
+        """Return keys or values as an array; raise an error unless they are floats of this cache's sizes."""
         rows = np.asarray(rows)
         if rows.dtype.kind != "f":
             raise DtypeError(f"a {name} must be floating point, not {rows.dtype}")
@@ -289,7 +289,7 @@ class LayerView:
 
     @property
     def lengths(self) -> Array:
-        """Number of stored positions per sequence; empty before the first update."""
+        """Return the number of stored positions per sequence; empty before the first update."""
         if self.index >= self.cache.n_layers:
             return np.zeros(0, np.int64)
         lengths: Array = self.cache.lengths[self.index]
@@ -311,7 +311,7 @@ class LayerView:
         return self.cache.get(self.index, longest)
 
     def mask(self, steps: int) -> Array | None:
-        """Mask for the last `steps` appended positions, (B, 1, steps, stored), True where attention is allowed.
+        """Return which of the stored positions the last `steps` may attend to: (B, 1, steps, stored).
 
         None if the causal mask is sufficient.
         """

@@ -44,7 +44,7 @@ def head_shape(model: LanguageModel) -> tuple[int, int]:
 
 
 def describe(model: LanguageModel) -> LlamaConfig:
-    """Return the description of a model; a GPT is the decoder with layer norms, learned positions and no gate."""
+    """Return the decoder configuration of a model; a GPT is one with layer norms and learned positions."""
     if not isinstance(model, GPT):
         return model.config
     return LlamaConfig(
@@ -127,7 +127,7 @@ class NativeEngine:
 
 
 def _settings(model: LanguageModel) -> dict[str, Any]:
-    """Numbers and frequencies of the decoder, under the names of its fields."""
+    """Return the decoder's numbers and rotary frequencies, under the names of its native fields."""
     c = describe(model)
     window_frequencies = c.frequencies if c.window_frequencies is None else c.window_frequencies
     frequencies = {
@@ -151,14 +151,14 @@ LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, quanti
 
 
 def _linear_weights(layer: Any, arena: Any = None) -> LinearWeights:
-    """Weights of a linear layer in the decoder's form."""
+    """Return a linear layer's weights in the decoder's form, without a copy."""
     if isinstance(layer, Linear):
         return layer.weight.data, None, None if layer.bias is None else layer.bias.data
     return None, _packed_kernel(layer), layer.float_bias
 
 
 def _int8_weights(layer: Any, arena: Any = None) -> LinearWeights:
-    """Weights of a linear layer with a copy in Q8_0 of a float32 weight."""
+    """Return a linear layer's weights copied to INT8 blocks (Q8_0)."""
     weight, _, bias = _linear_weights(layer)
     if weight is None or native is None:
         raise ConfigurationError("int8 weights need a float32 model; this one has quantized or sparse weights")
@@ -166,7 +166,7 @@ def _int8_weights(layer: Any, arena: Any = None) -> LinearWeights:
 
 
 def _int4_weights(layer: Any, arena: Any = None) -> LinearWeights:
-    """Weights of a linear layer with an INT4 copy (rounded to nearest) of a float32 weight."""
+    """Return a linear layer's weights copied to INT4, rounded to nearest."""
     from tilewise.quantize.four_bits.blocks import round_blocks
 
     weight, kernel, bias = _linear_weights(layer)
@@ -177,7 +177,7 @@ def _int4_weights(layer: Any, arena: Any = None) -> LinearWeights:
 
 
 def _weight_arena(model: LanguageModel) -> Any:
-    """Memory for INT8 copies of all float32 matrices, which INT4 copies fit into as well."""
+    """Allocate memory for INT8 copies of all float32 matrices; INT4 copies fit into it as well."""
     assert native is not None
     shapes = [layer.weight.shape for layer in _linear_layers(model) if isinstance(layer, Linear)]
     return native.WeightArena(sum(native.packed_block_bytes(_Q8_0, *shape) for shape in shapes))
@@ -190,7 +190,7 @@ def _embedding_rows(model: LanguageModel) -> Any:
 
 
 def _block_layers(block: Any) -> list[list[Any]]:
-    """Linear layers of a block: query, key and value; output; (gate and) up; down."""
+    """List a block's linear layers by step: query, key, value; output; (gate and) up; down."""
     attention = block.self_attn
     if hasattr(block, "mlp"):  # a block of Llama
         mlp = block.mlp
@@ -200,7 +200,7 @@ def _block_layers(block: Any) -> list[list[Any]]:
 
 
 def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[Any]:
-    """Layers of a block in the decoder's order; optional norms are None if the block has none."""
+    """Return a block's weights in the decoder's order; optional norms are None if the block has none."""
     qkv, (out,), up, (down,) = (list(map(dense, layers)) for layers in _block_layers(block))
     attention = block.self_attn
     query_norm, key_norm, post1, post2 = (
@@ -256,7 +256,7 @@ class EngineCache:
 
     @staticmethod
     def _is_valid(engine: NativeEngine, engine_weights: list[Any], model: LanguageModel) -> bool:
-        """True if the model still has the same arrays and settings, and quantized copies are up to date."""
+        """Tell whether the model still has the engine's arrays and settings, and quantized copies are up to date."""
         weights = _all_weights(model)
         unchanged = len(engine_weights) == len(weights) and all(
             a is b for a, b in zip(engine_weights, weights, strict=True)
@@ -279,7 +279,7 @@ class ModelEngine:
         self.model = model
 
     def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
-        """Compute logits; see `NativeEngine.run`."""
+        """Compute logits for rows (n, 3) of token, sequence and position; see `NativeEngine.run`."""
         one_each = len(rows) == cache.batch_size and bool((rows[:, 1] == np.arange(len(rows))).all())
         with no_grad():
             if one_each:

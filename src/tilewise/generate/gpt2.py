@@ -63,7 +63,7 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
 
 
 def _build(state: Mapping[str, Any], path: str | os.PathLike[str], approximate: str, heads: int | None = None) -> GPT:
-    """Build a GPT of the sizes that its state has, and load the state."""
+    """Build a GPT whose sizes follow from its state dict, and load the state; `approximate` is GELU's form."""
     try:
         vocabulary, width = state["token_embedding.weight"].shape
         context = state["position_embedding.weight"].shape[0]

@@ -119,7 +119,7 @@ def _split(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_python(source: str) -> str:
-    """Write a template as Python: an expression alone is printed, and blocks are indented."""
+    """Translate a template to Python source: an expression alone is printed, and blocks are indented."""
     lines: list[str] = []
     ends: list[str] = []  # the words that end the open blocks
     for kind, content in _split(source):
@@ -143,7 +143,7 @@ def _as_python(source: str) -> str:
 
 
 def _expression(text: str) -> str:
-    """Write an expression as Python has it: filters, `~`, strings, and the `else` that Jinja does not require."""
+    """Translate an expression to Python: filters, `~`, strings, and the `else` that Jinja does not require."""
 
     def translate(token: re.Match[str]) -> str:
         if token[1]:  # a string may contain line breaks, and any backslash
@@ -163,7 +163,7 @@ def _expression(text: str) -> str:
 
 
 def _for_loop(text: str) -> str:
-    """Write `a, b in iterable if condition`; the condition becomes a filter of the iterable."""
+    """Translate `a, b in iterable if condition`; the condition becomes a filter of the iterable."""
     header = re.fullmatch(r"\(?\s*(\w+(?:\s*,\s*\w+)*)\s*\)?\s+in\s+(.*)", text, re.DOTALL)
     if header is None:
         raise TemplateError(f"'for {text[:60]}' is not a loop")
@@ -174,7 +174,7 @@ def _for_loop(text: str) -> str:
 
 
 def _assignment(text: str) -> str:
-    """Write `name = value`, or the beginning of a block whose text is the value."""
+    """Translate `name = value`, or the beginning of a block whose text is the value."""
     target, equals, value = text.partition("=")
     if not re.fullmatch(r"\w+(\.\w+)?\s*", target):
         raise TemplateError(f"'set {text[:60]}' is not an assignment")
@@ -196,7 +196,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Compare two values; lists and dictionaries only with empty ones, since nested ones could take forever."""
+    """Compare two values; two nonempty lists or dictionaries are an error: nested ones could take forever."""
     if isinstance(a, list | dict) and isinstance(b, list | dict) and a and b:
         raise TemplateError("lists cannot be compared")
     return bool(a == b)
@@ -283,7 +283,7 @@ class _Renderer:
         return ""
 
     def _rows(self, target: ast.expr, iterable: ast.expr, scopes: list[Scope]) -> list[Scope]:
-        """Return the variables of each round of a loop: the target's names, and `loop`."""
+        """Return, for each round of a loop, the variables it sets: the target's names, and `loop`."""
         names = [ast.unparse(name) for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
         condition: ast.expr = ast.Constant(True)
         if isinstance(iterable, ast.Tuple) and isinstance(test := iterable.elts[-1], ast.Lambda):
@@ -374,7 +374,7 @@ class _Renderer:
         raise TemplateError(f"{ast.unparse(node)[:60]!r} is not supported")
 
     def _compute(self, op: ast.operator, a: Any, b: Any) -> Any:
-        """Add texts, lists or numbers; compute with numbers; `~`, read as `@`, joins anything as text."""
+        """Apply +, -, *, ... to numbers, + to texts and lists; `~`, parsed as `@`, joins anything as text."""
         if isinstance(op, ast.MatMult):
             return self.spend(self.text(a) + self.text(b))
         is_sum = isinstance(op, ast.Add) and type(a) is type(b) and isinstance(a, str | list)
@@ -405,7 +405,7 @@ class _Renderer:
         return _supported(_DICT_METHODS if isinstance(owner, dict) else {}, name, "method")(self, owner, *arguments)
 
     def _filter(self, filtered: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
-        """Apply a filter, or a method of a text."""
+        """Apply the filter `name` to a value, or call the text method of that name."""
         name = name.removeprefix(_FILTER)
         self.spend(filtered, *arguments)
         if name in _TEXT_METHODS:
@@ -423,7 +423,7 @@ class _Renderer:
             raise TemplateError("a text is too long")
 
     def text(self, value: Any) -> str:
-        """Return the text of a value; lists have none, since nested ones could be endless."""
+        """Return a value as text; a list raises an error, since a nested one could be endless."""
         if not isinstance(value, str | int | float | None) and value is not _UNDEFINED:
             raise TemplateError("a list or dictionary is printed without tojson")
         return "" if value is _UNDEFINED else str(value)
@@ -472,7 +472,7 @@ class _Renderer:
 
 
 def _item(owner: Any, key: Any) -> Any:
-    """Return an element of a dictionary or list, or a character; undefined if there is none."""
+    """Return an element of a dictionary or list, or a character of a text; undefined if there is none."""
     if owner is _UNDEFINED:
         raise TemplateError(f"there is nothing that has {str(key)[:40]!r}")
     if isinstance(owner, dict):

@@ -174,21 +174,21 @@ class _Source:
         return FileFormatError(f"{self.file.path} is not a complete model: {reason}.")
 
     def text(self, key: str) -> str:
-        """Return a string of the metadata."""
+        """Return the metadata's string under `key`; raise an error for another type."""
         value = self.file.metadata.get(key)
         if not isinstance(value, str):
             raise self.error(f"its {key} is missing")
         return value
 
     def size(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_SIZE) -> int:
-        """Return an integer of the metadata, positive unless `minimum` is 0."""
+        """Return the metadata's integer under `key`, between `minimum` and `maximum`."""
         value = self.file.metadata.get(self.prefix + key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
         return value
 
     def real(self, key: str, default: float, zero: bool = False) -> float:
-        """Return a positive number of the metadata; 0 is accepted if `zero`."""
+        """Return the metadata's positive number under `key`; 0 is accepted if `zero`."""
         value = self.file.metadata.get(self.prefix + key, default)
         if not isinstance(value, int | float) or not (1e-12 < float(value) < 1e12 or (zero and value == 0)):
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
@@ -220,7 +220,7 @@ class _Source:
         return self.file.floats(name)
 
     def linear(self, name: str, inputs: int, outputs: int, bias: bool) -> Any:
-        """Read a linear layer; in F32 it is an ordinary one, else it computes on the blocks of the file."""
+        """Read a linear layer: an ordinary one in F32, else one that computes on the file's blocks."""
         self.check(f"{name}.weight", outputs, inputs)
         bias_values = self.floats(f"{name}.bias", outputs) if bias else None
         info = self.file.tensors[f"{name}.weight"]
@@ -283,7 +283,7 @@ def _short(value: Any) -> str:
 
 
 def _build(source: _Source, architecture: DecoderFamily) -> Llama:
-    """Build the model; the shapes of all matrices are checked before memory is allocated."""
+    """Build the model from the file's tensors; the shapes of all matrices are checked before memory is allocated."""
     config = _read_config(source, architecture)
     for i in range(config.layers):
         _split_fused(source, config, f"blk.{i}.")
@@ -320,7 +320,7 @@ def _tensor_name(module: str, names: dict[str, str]) -> str:
 
 
 def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
-    """Split fused projections into those of queries, keys and values, and of the gate and the rest."""
+    """Split fused projections into query, key and value, and into gate and up."""
     tensors, keys = source.file.tensors, config.kv_heads * config.head_dim
     for kind in ("weight", "bias"):
         if f"{prefix}attn_qkv.{kind}" in tensors:
@@ -385,7 +385,7 @@ def _read_config(source: _Source, architecture: DecoderFamily) -> LlamaConfig:
 
 
 def _windows(source: _Source, architecture: DecoderFamily, layers: int) -> tuple[int, ...]:
-    """Return the window of each layer, 0 where there is none."""
+    """Return each layer's attention window in tokens, 0 where there is none."""
     window = source.size("attention.sliding_window", architecture.window, minimum=0)
     if not architecture.window_period or not window:
         return (0,) * layers

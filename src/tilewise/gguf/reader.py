@@ -180,7 +180,7 @@ class _Parser:
         return self.read_bytes(length).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """Parse a metadata value of this type code."""
+        """Parse a metadata value; `kind` is GGUF's type code."""
         if kind in _NUMBERS:
             return np.frombuffer(self.read_bytes(np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind])[0].item()
         if kind == _BOOL:

@@ -42,7 +42,7 @@ def _codes(packed: Array) -> Array:
 
 
 def _five_bit_codes(raw: Array, at: int) -> Array:
-    """Unpack 5-bit codes: 32 fifth bits at byte `at`, then the low halves."""
+    """Unpack 5-bit codes: 32 fifth bits at byte `at` of each block, then the low 4 bits."""
     fifth = np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little")
     codes: Array = (_codes(raw[:, at + 4 :]) | fifth << 4).astype(np.float32)
     return codes
@@ -55,7 +55,7 @@ def _k_codes(packed: Array) -> Array:
 
 
 def _scale_k(raw: Array, codes: Array) -> Array:
-    """Scale the codes (n, 8, 32) of Q4_K and Q5_K by eight 6-bit multiples of the scale, and of the minimum."""
+    """Dequantize codes (n, 8, 32) of Q4_K and Q5_K: each group has a 6-bit scale and a 6-bit minimum."""
     packed = raw[:, 4:16]
     first, second, upper = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     multiples = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], 1).astype(np.float32)
@@ -70,7 +70,7 @@ def _q5_k(raw: Array) -> Array:
 
 
 def _q6_k(raw: Array) -> Array:
-    """Convert Q6_K: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 group scales, one float16 scale."""
+    """Dequantize Q6_K: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 group scales, one float16 scale."""
     low, high = raw[:, :128].reshape(-1, 2, 64), raw[:, 128:192].reshape(-1, 2, 32)
     scales = raw[:, 192:208].view(np.int8).astype(np.float32)  # (n, 16): one per group of 16 values
     # Each half of a block stores four runs of 32 codes: low nibbles, then high nibbles, of two runs of bytes.

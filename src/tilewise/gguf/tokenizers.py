@@ -253,7 +253,7 @@ class SentencePieceTokenizer(Tokenizer):
         return None if token is None else -self._scores[token]
 
     def _piece_ids(self, piece: str) -> list[int]:
-        """The token of a piece, or the tokens of its bytes."""
+        """Return the token of a piece, or the tokens of its bytes."""
         token = self._ids.get(piece)
         if token is not None:
             return [token]
@@ -274,7 +274,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 @cache
 def _letters() -> list[str]:
-    """The printable character of each byte (as in GPT-2): the byte itself if printable, else one from 256 on."""
+    """Return the printable character of each byte, as GPT-2 has them: the byte itself or one from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -288,9 +288,9 @@ class _Splitter:
     whole_words: bool = False  # a word that is a token is not split; such models also add a beginning-of-text token
 
     def words(self, text: str) -> list[str]:
-        """Split a text into words.
+        r"""Split a text into words, the units that are encoded separately.
 
-        The original patterns use Unicode classes (\\p{L}, \\p{N}), which Python's `re` lacks. So every character beyond
+        The original patterns use Unicode classes (\p{L}, \p{N}), which Python's `re` lacks. So every character beyond
         ASCII is first replaced by one character that represents its class, and the patterns run on that.
         """
         classes, bounds = "".join(map(_class_of, text)), [(0, len(text))]
@@ -319,7 +319,7 @@ class ByteLevelTokenizer(Tokenizer):
         return [i for word in self._splitter.words(text) for i in self._word_ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
-        """Tokens of one word."""
+        """Return the tokens of one word, merged by the vocabulary's rules."""
         letters = _letters()
         spelling = [letters[byte] for byte in word.encode("utf-8", "replace")]
         whole = self._ids.get("".join(spelling)) if self._splitter.whole_words else None
@@ -356,7 +356,7 @@ _CLASSES = {
 
 @lru_cache(maxsize=4096)
 def _class_of(character: str) -> str:
-    """Return an ASCII character itself, and the representative of any other's class."""
+    """Return the character's class for the splitting patterns: ASCII is itself, others one representative."""
     if character < "\x80":
         return {"\v": "\t", "\f": "\t"}.get(character, character)
     if character.isspace():

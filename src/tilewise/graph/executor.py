@@ -62,7 +62,7 @@ class NativeCall:
 
 
 def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
-    """Return an op's operands, result and options in the form of a kernel's record."""
+    """Return an op's operands, result and options as the profiler records a kernel call."""
     operands = list(shapes[:1] if op.kind in ("conv", "linear") else shapes)
     if op.kind == "attention":
         # Tokens (B, T, H · D) are recorded as heads (B, H, T, D).

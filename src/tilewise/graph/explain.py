@@ -75,7 +75,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
 
 
 def _detail(op: Op) -> str:
-    """Name what is special about an op: its function, algorithm, fused residual and activation."""
+    """Describe an op's variant: its function, algorithm, fused residual and activation."""
     notes = [str(op.options.get("kind", "")), op.algorithm, op.activation]
     # The second operand of a convolution or linear layer is the residual that was fused into it.
     if op.kind in ("conv", "linear") and len(op.inputs) > 1:

@@ -116,7 +116,7 @@ class Op:
 
     @property
     def kernel(self) -> Pair:
-        """Window size (height, width) of a convolution's filter or of a pool."""
+        """Return the window (height, width) of a convolution's filter or of a pool."""
         # The filter (O, C, kh, kw) is the only record of a convolution's window.
         if self.kind == "conv" and self.weight is not None:
             return (self.weight.shape[2], self.weight.shape[3])

@@ -40,7 +40,7 @@ def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
 
 
 def sentence(error: BaseException, path: str) -> str:
-    """Format an error with the line of the reader's file that raised it."""
+    """Format an exception in one sentence with the line of the reader's file that raised it."""
     own_lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     text = str(error).strip().split("\n")[0][:300]
     return f"{type(error).__name__}" + (f": {text}" if text else "") + (f" (line {own_lines[-1]})" if own_lines else "")
@@ -70,7 +70,7 @@ def serve(channel: MessageChannel, path: str, name: str) -> None:
 
 
 def _remote_request(channel: MessageChannel) -> Callable[[int, str, Sequence[Any]], Any]:
-    """Return a function that sends a request for an object of the checking process and waits for the result."""
+    """Return a function that has the checking process call a method of one of its objects, and returns the result."""
     codec = Codec(lambda *_: None)
 
     def ask(number: int, name: str, args: Sequence[Any]) -> Any:

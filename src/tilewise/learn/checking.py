@@ -161,7 +161,7 @@ def feedback(
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:
-    """Run the check of an exercise and turn every failure into a sentence; "" if it passes."""
+    """Run an exercise's check on an answer; return what is wrong in one sentence, "" if nothing."""
     try:
         exercise.check(answer)
     except Wrong as wrong:
@@ -252,7 +252,7 @@ class Answer:
 
 
 def _write(codec: Codec, written: dict[str, Any]) -> None:
-    """Copy the answer's changes to its array and list arguments into the originals."""
+    """Copy the answer's changes to array and list arguments, encoded in `written`, into the originals."""
     for at, encoded in written.items():
         mine, theirs = codec.views[int(at)], codec.decode(encoded)
         if isinstance(mine, list) and isinstance(theirs, list):
@@ -326,7 +326,7 @@ def same_array(
 
 
 def _arrangement(answer: np.ndarray[Any, Any], right: np.ndarray[Any, Any], tolerance: float) -> str:
-    """Recognize the right numbers in another arrangement, or without their fractions; "" otherwise."""
+    """Say how an answer has the right numbers otherwise arranged (transposed, ...) or without fractions; else ""."""
 
     def close(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> bool:
         return values.shape == others.shape and np.allclose(values, others, rtol=tolerance, atol=tolerance)

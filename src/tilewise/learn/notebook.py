@@ -81,7 +81,7 @@ def progress() -> Progress:
 
 
 def remember(lesson: str, results: Iterable[Result]) -> str:
-    """Store newly solved exercises; return "" or a sentence about why they cannot be stored."""
+    """Store newly solved exercises; return "", or why they cannot be stored."""
     solved = progress()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for result in results:
@@ -95,7 +95,7 @@ def remember(lesson: str, results: Iterable[Result]) -> str:
 
 
 def lines() -> list[str]:
-    """Format one line per lesson, with a mark for each exercise."""
+    """Format the progress: one line per lesson, with a mark for each exercise."""
     solved = progress()
     rows = []
     for lesson in LESSONS:

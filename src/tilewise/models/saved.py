@@ -105,7 +105,7 @@ def model_for(shapes: Shapes, metadata: Mapping[str, str], where: str) -> tuple[
 
 
 def _free_size(shapes: Shapes, name: str, axis: int, reference: Module) -> int:
-    """Size of one axis of a tensor whose other axes must equal the reference model's; KeyError if they do not.
+    """Return one axis's size of a stored tensor whose other axes must equal the reference model's; else KeyError.
 
     The check ensures that no model is built which is larger than the file.
     """
@@ -134,7 +134,7 @@ def _resnet8(shapes: Shapes, _: Mapping[str, str]) -> Module:
 
 
 def _gpt(shapes: Shapes, metadata: Mapping[str, str]) -> Module:
-    """Build a GPT; the number of heads comes from the metadata, the known sizes, or a head width of 64."""
+    """Build a GPT for these tensor shapes; the heads come from the metadata, the known sizes, or 64 channels each."""
     (vocab, width), context = shapes["token_embedding.weight"], shapes["position_embedding.weight"][0]
     layers = len({key.split(".")[1] for key in shapes if key.startswith("blocks.")})
     heads_by_size = {(n, w): heads for n, w, heads in GPT_SIZES.values()}

@@ -169,7 +169,7 @@ def conv_transpose2d(
     output_padding: Size = 0,
     groups: int = 1,
 ) -> Tensor:
-    """Transposed convolution of (N, C, H, W) with filters (C, O/groups, kh, kw)."""
+    """Apply a transposed convolution to (N, C, H, W) with filters (C, O/groups, kh, kw)."""
     from tilewise.nn import resampling  # late, as below: few networks enlarge images
 
     inputs = (x, weight) if bias is None else (x, weight, bias)
@@ -268,7 +268,7 @@ def cross_entropy(logits: Tensor, targets: TensorLike, reduction: str = "mean", 
 
 
 def nll_loss(log_probabilities: Tensor, targets: TensorLike) -> Tensor:
-    """Mean of -log_probabilities[i, target[i]]."""
+    """Average -log_probabilities[i, target[i]] over the rows."""
     classes = _array(targets)
     target_values: Tensor = log_probabilities[np.arange(len(classes)), classes]
     return -target_values.mean()
@@ -287,7 +287,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over (B, H, T, D). A boolean mask is True where attention is allowed; a float mask is added to scores.
+    """Attend over (B, H, T, D); a boolean mask is True where attention is allowed, a float mask is added to scores.
 
     The causal mask is aligned to the end: with more keys than queries (a cache), query t attends to keys up to
     S - T + t. A query whose keys are all masked gives zeros.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def needs_conversion(value: Any) -> bool:
-    """Whether a value is an array of another library, or a list of numbers."""
+    """Tell whether a value is an array of another library, or a list of numbers."""
     if isinstance(value, np.ndarray):
         return True
     if isinstance(value, Tensor):
@@ -35,7 +35,7 @@ def needs_conversion(value: Any) -> bool:
 
 
 def call_with_arrays(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a module whose first input is an array."""
+    """Call a module whose first input is another library's array; PyTorch in eval mode gets PyTorch tensors back."""
     dtype = next((p.dtype for p in module.parameters() if p.dtype.kind == "f"), None)
     tensors = [_as_tensor(module, value, dtype) for value in args]
     keywords = {name: _as_tensor(module, value, dtype) for name, value in kwargs.items()}

@@ -128,7 +128,7 @@ def fusable_activation(next_layers: list[Module]) -> str | None:
 
 
 def fold_batch_norm(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that equals `conv` followed by `norm` in eval mode."""
+    """Return weight and bias of the one convolution that equals `conv` followed by `norm` in eval mode."""
     # norm(conv(x)) = scale · (w * x + b) + shift: scale the weight and the bias, and add the shift.
     scale = norm.weight._array / np.sqrt(norm.running_var._array + np.float32(norm.eps))
     shift = norm.bias._array - norm.running_mean._array * scale

@@ -109,7 +109,7 @@ class Module:
         return tree(self)
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks."""
+        """Return the module's tree as HTML for notebooks."""
         import html
 
         return f"<pre>{html.escape(repr(self))}</pre>"

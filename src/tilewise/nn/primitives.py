@@ -40,7 +40,7 @@ class Linear(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
-        """Multiply all leading axes of `x` as rows of one matrix."""
+        """Compute activation(x @ weight.T + bias + residual); all leading axes of x count as rows."""
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"a linear layer with weight {weight.shape} cannot take an input of shape {x.shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
@@ -92,7 +92,7 @@ class Conv2d(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
-        """Check the sizes and convolve; common cases are checked inline, without function calls."""
+        """Convolve images (N, C, H, W) with filters (O, C/groups, kh, kw) after checking the sizes."""
         (_, c, h, w), (o, i, kh, kw) = _four_sizes(x), _four_sizes(weight)
         is_even = len(padding) == 2 and dilation == (1, 1)
         if is_even:
@@ -138,7 +138,7 @@ class Conv2d(Operation):
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
     def _dilated_grads(self, grad: Array) -> tuple[Array | None, Array | None]:
-        """Gradients with dilation or asymmetric padding: pad the image and insert zeros into the filters first."""
+        """Return the gradients of input and weight with dilation or asymmetric padding, by padding the image first."""
         (dh, dw), dispatch = self.dilation, current_backend().dispatch
         top, left, bottom, right = self.padding if len(self.padding) == 4 else (*self.padding, *self.padding)
         h, w = self.x.shape[2:]
@@ -293,7 +293,7 @@ class BatchNorm(Operation):
         momentum: float,
         eps: float,
     ) -> Array:
-        """Normalise and update the running statistics."""
+        """Normalise each channel by the batch's statistics, and update the running ones with `momentum`."""
         _check_batch_norm(x.shape, weight.shape, bias.shape)
         count = math.prod(x.shape[:1] + x.shape[2:])
         if count < 2:
@@ -345,7 +345,7 @@ class Embedding(Operation):
     """Rows of a table, selected by integer ids."""
 
     def forward(self, weight: Array, *, ids: Array) -> Array:
-        """Look up the rows; all ids are checked."""
+        """Look up rows of the weight (rows, width) by integer ids; an id outside raises an error."""
         if ids.dtype.kind not in "iu":
             raise DtypeError(f"embedding ids must be integers, not {ids.dtype}")
         self.rows = weight.shape[0]
@@ -380,7 +380,7 @@ class CrossEntropy(Operation):
 
     @silent
     def forward(self, logits: Array, *, targets: Array, reduction: str, ignore: int) -> Array:
-        """Compute the losses; `row_weights` are the factors of the rows in the reduced loss."""
+        """Compute -log softmax(logits)[target] per row, reduced by "mean", "sum" or "none"; `ignore` is no target."""
         _check_targets(logits, targets, ignore)
         has_loss = targets != ignore
         self.logits, self.targets = logits, np.where(has_loss, targets, 0)

@@ -95,7 +95,7 @@ class Resample(Operation):
     """Weighted sums of elements along one axis."""
 
     def forward(self, x: Array, *, taps: Taps, axis: int) -> Array:
-        """Resample one axis."""
+        """Resample one axis: output i is the sum of the inputs at `taps` positions, each times its weight."""
         self.shape, self.axis, self.positions = x.shape, axis, taps.positions
         broadcast_shape = (-1,) + (1,) * (x.ndim - axis - 1)
         self.weights = [row.astype(x.dtype).reshape(broadcast_shape) for row in taps.weights]
@@ -122,7 +122,7 @@ def nearest_taps(coordinates: Array, size: int) -> Taps:
 
 
 def linear_taps(coordinates: Array, size: int) -> Taps:
-    """Two taps around each coordinate with linear weights; coordinates outside are clipped."""
+    """Return the two input positions around each coordinate with linear weights; those outside are clipped."""
     inside = np.clip(coordinates, 0, size - 1)
     below = np.minimum(np.floor(inside), max(size - 2, 0)).astype(np.intp)
     fraction = inside - below
@@ -130,7 +130,7 @@ def linear_taps(coordinates: Array, size: int) -> Taps:
 
 
 def cubic_taps(coordinates: Array, size: int, a: float = -0.75, exclude_outside: bool = False) -> Taps:
-    """Four taps around each coordinate with cubic convolution weights (Keys 1981).
+    """Return the four input positions around each coordinate with cubic convolution weights (Keys 1981).
 
     `exclude_outside` drops taps outside the axis and normalises the remaining weights; otherwise they are clipped.
     """
@@ -146,7 +146,7 @@ def cubic_taps(coordinates: Array, size: int, a: float = -0.75, exclude_outside:
 
 
 def image_taps(size: int, output_size: int, scale: float, mode: str, align_corners: bool) -> Taps:
-    """Taps of one axis with the coordinates of PyTorch's `interpolate`."""
+    """Return the taps of one axis with the coordinates of PyTorch's `interpolate`."""
     out = np.arange(output_size, dtype=np.float64)
     if mode == "nearest":
         return nearest_taps(np.floor(out / scale), size)

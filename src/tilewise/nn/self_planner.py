@@ -73,7 +73,7 @@ class SelfPlanner:
         return result
 
     def is_single_layer(self, module: Module) -> bool:
-        """Whether a module has fewer than two layers with weights: a plan would save nothing."""
+        """Tell whether a module has fewer than two layers with weights: a plan would save nothing."""
         if self._counted_at != structure.count:
             self._is_single = sum(layer.holds_weights() for layer in module.modules()) < 2
             self._counted_at = structure.count
@@ -119,7 +119,7 @@ class SelfPlanner:
             return state if key in state.calls else None
 
     def _is_worth_planning(self, state: _Planned, key: InputKey) -> bool:
-        """Whether to plan a shape: at once, but once several shapes came only once, when it comes again."""
+        """Tell whether to plan a shape now; after several shapes that came only once, one has to come twice."""
         if key in state.calls or sum(count < 2 for count in state.calls.values()) < _MAX_UNUSED:
             return True
         if len(self._sightings) > 8 * _MAX_SHAPES:
@@ -238,13 +238,13 @@ class WeightWatch:
         self.renew()
 
     def renew(self) -> None:
-        """Take the present counts as those of an unchanged module."""
+        """Remember the current versions of all weights as those of the planned module."""
         self.structure = structure.count
         self._exposures = [tensor.exposures for tensor in self.tensors]
         self._versions = [tensor._version[0] for tensor in self.tensors]
 
     def is_unchanged(self, module: Module) -> bool:
-        """Whether the module computes what it computed when the counts were renewed."""
+        """Tell whether the module computes what it did when `renew` was called."""
         if self.structure != structure.count:
             if not self.has_same_attributes(module):
                 return False
@@ -270,7 +270,7 @@ class WeightWatch:
                 self._odd_attribute = f"{type(layer).__name__}.{name} is a {type(value).__name__}"
 
     def has_same_attributes(self, module: Module) -> bool:
-        """Whether the module has the layers it had, and each the attributes it had."""
+        """Tell whether the module has the same layers, and each of them the same attributes, as before."""
         layers = [layer for layer in module.modules() if layer is not module]
         return (
             _equal(_attributes(module), self._own_attributes)
@@ -316,7 +316,7 @@ def _attributes(module: Module) -> dict[str, Any]:
 
 
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether two sets of attributes are the same objects, or equal numbers and words."""
+    """Tell whether two dicts of attributes have the same objects, or equal numbers and words."""
     if now.keys() != before.keys():
         return False
     pairs = ((value, before[name]) for name, value in now.items())

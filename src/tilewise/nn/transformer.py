@@ -66,7 +66,7 @@ class MultiHeadAttention(Module):
         return nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
 
     def in_layer(self) -> Module:
-        """The packed projection as a linear layer that shares its arrays."""
+        """Return the packed query, key and value projection as a linear layer that shares its arrays."""
         layer = Linear(0, 0)
         layer.in_features, layer.out_features = self.embed_dim, 3 * self.embed_dim
         layer.weight, layer.bias = self.in_proj_weight, self.in_proj_bias

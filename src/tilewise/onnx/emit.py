@@ -222,7 +222,7 @@ def _resample(e: Emission) -> str:
 
 
 def finish(e: Emission, y: str) -> str:
-    """Write the fused residual and activation of a product."""
+    """Write the residual and activation that are fused into the product `y`; return the last node's output."""
     residual = e.param("residual")
     if residual is not None:
         y = e.node("Add", y, e.name_of(residual))
@@ -278,7 +278,7 @@ def _attention(e: Emission) -> str:
 
 
 def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, causal: bool, mask: Any) -> str:
-    """Write attention, softmax(q kᵀ · scale + mask) v."""
+    """Write softmax(q kᵀ · scale + mask) v as nodes; `size` is (queries, keys)."""
     q, k, v = qkv
     scores = e.node("MatMul", e.node("Mul", q, e.number(scale)), e.node("Transpose", k, perm=[0, 1, 3, 2]))
     if causal:

@@ -67,7 +67,7 @@ def _builds(*names: str) -> Callable[[Build], Build]:
 
 
 def _blank(kind: type[Module], **facts: Any) -> Any:
-    """Create a layer without the random weights that its constructor would draw."""
+    """Create a layer with these attributes, without the random weights that its constructor would draw."""
     layer = kind.__new__(kind)
     for name, value in facts.items():
         setattr(layer, name, value)
@@ -356,7 +356,7 @@ class Builder:
             chain.append(after)
 
     def _take_along(self, chain: list[OnnxNode], modules: list[Module]) -> None:
-        """Fuse a batch norm and an activation if nothing else reads the result of the layer before them."""
+        """Fuse a batch norm and an activation behind the chain's last node if nothing else reads its result."""
         after = self._only_reader(chain[-1].outputs[0])
         if after is not None and after.op == "BatchNormalization" and isinstance(modules[0], nn.Conv2d):
             self._images.add(chain[-1].outputs[0])

@@ -256,7 +256,7 @@ def _named_sizes(ports: Iterable[Port], shapes: Mapping[str, Shape]) -> dict[str
 
 
 def _example_shape(port: Port, sizes: dict[str, int], batch: int | None, defaults: tuple[int, int]) -> Shape:
-    """Choose a shape for an input, and remember the named sizes in it."""
+    """Choose a shape for an input and add its named sizes to `sizes`; `defaults` are (free, pixels)."""
     dimensions = port.shape or ()
     shape = []
     for axis, size in enumerate(dimensions):

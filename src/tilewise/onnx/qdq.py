@@ -28,7 +28,7 @@ _WITH_INT16 = 21  # the first opset that quantizes to 16 bits
 
 
 def save_quantized(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a QuantizedModel."""
+    """Write a QuantizedModel as an ONNX file with QuantizeLinear and DequantizeLinear nodes."""
     writer = _Quantized(model)
     steps = model.graph.steps
     for index in range(1, len(steps)):
@@ -126,7 +126,7 @@ class _Quantized:
         return write(emission)
 
     def _linear(self, step: Op, layer: Any, x: str) -> str:
-        """Write a linear layer with int8 weights."""
+        """Write a linear layer as a product with dequantized int8 weights, and its bias; return the output's name."""
         q = self._channels_first(step, layer.kernel.weights()[:, 0, 0, : layer.in_features])
         y = self.node("MatMul", x, self.node("Transpose", self._weight(step.name, q, layer.weight_scale), perm=[1, 0]))
         if layer.float_bias is None:

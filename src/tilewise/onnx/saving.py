@@ -162,7 +162,7 @@ def _emit(emission: Emission) -> str:
 
 
 def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
-    """Trace the model with another batch size; None unless the traces differ in sizes only."""
+    """Trace the model with another batch size; None unless it differs from the first trace in sizes alone."""
     try:
         second = _traced(model, others)
     except TilewiseError:
@@ -172,7 +172,7 @@ def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
 
 
 def _same_but_for_sizes(a: Node, b: Node) -> bool:
-    """Whether two calls have the same ranks and constants, so that one node can stand for both."""
+    """Tell whether two traced calls differ in sizes alone, so that one node can stand for both."""
     shapes = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
     other = [v.shape if isinstance(v, np.ndarray) else None for v in (*b.inputs, *b.params.values())]
     return len(a.shape) == len(b.shape) and shapes == other

@@ -83,7 +83,7 @@ class Copy(Operation):
 
 
 def is_basic(index: Any) -> bool:
-    """True for basic indexing, which gives a view: integers, slices, None and ..., but no arrays."""
+    """Tell whether an index is basic (integers, slices, None and ..., no arrays), so that it gives a view."""
     items = index if isinstance(index, tuple) else (index,)
     return all(
         item is None

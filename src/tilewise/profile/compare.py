@@ -181,7 +181,7 @@ def _sample(
     min_effect: float,
     limit: float,
 ) -> list[str]:
-    """Run blocks until the intervals are narrow enough; return the reasons to distrust the result."""
+    """Sample in blocks until the intervals are narrow enough or time is up; return reasons to distrust the result."""
     start_time = time.perf_counter()
     before = read_machine()
     try:
@@ -245,7 +245,7 @@ def _conclude(
 
 
 def _holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Apply Holm's step-down correction for multiple tests (Holm 1979)."""
+    """Correct p-values for multiple tests by Holm's step-down method (Holm 1979); keys stay."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for position, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

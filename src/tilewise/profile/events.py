@@ -123,7 +123,7 @@ class Recording:
 
     @property
     def events(self) -> list[ProfileEvent]:
-        """The recorded events, in the order in which they ended."""
+        """Return the recorded events, in the order in which they ended."""
         if len(self._events) != len(self.records):
             self._events = decode(self.records)
         return self._events

@@ -106,7 +106,7 @@ def steady_growth(live_bytes: Floats) -> float:
 
 
 def _largest_steps(live_bytes: Floats) -> Floats:
-    """Largest rise of a single call between the middles of neighbouring segments.
+    """Return each segment's largest rise, in bytes, that a single call makes up.
 
     A hash table that doubles once looks like growth from one segment to the next; a leak grows again and again.
     """
@@ -128,7 +128,7 @@ def _medians(live_bytes: Floats) -> Floats:
 
 
 def _live_bytes_after_calls(func: Callable[[], Any], watch: HeapWatch, calls: int, deadline: float) -> Floats:
-    """Live bytes after each of up to `calls` calls; fewer values if the deadline passes."""
+    """Return the live bytes after each of up to `calls` calls; fewer if the deadline passes."""
     live_bytes = np.zeros(calls)
     for i in range(calls):
         func()

@@ -67,14 +67,14 @@ class MachineFigures:
     doubts: list[str] = field(default_factory=list)  # why the rates are not cached; empty if they are reliable
 
     def peak(self, threads: int = 1, isa: str | None = None) -> float:
-        """Peak FLOP/s of the active instruction set (or `isa`) with this many threads."""
+        """Return the peak FLOP/s of an instruction set (None: the active one) with this many threads."""
         isa = isa or active_isa()
         rows = [p for p in self.peaks if p.isa == isa] or self.peaks
         nearest = min(rows, key=lambda p: (abs(p.threads - threads), -p.flops_per_second))
         return nearest.flops_per_second
 
     def bandwidth(self, working_set: float, threads: int = 1, of: str = "copy") -> float:
-        """Copy bandwidth (or read bandwidth, `of="read"`) for a working set, interpolated on the log of its size."""
+        """Return copy or read bandwidth in bytes/s for a working set in bytes, interpolated on its logarithm."""
         nearest = min((b.threads for b in self.bandwidths), key=lambda n: abs(n - threads))
         rows = sorted((b for b in self.bandwidths if b.threads == nearest), key=lambda b: b.bytes)
         size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
@@ -217,7 +217,7 @@ def _restored_runtime() -> Iterator[None]:
 
 
 def _best_rate(run: Callable[[int], float], seconds: float, tries: int = 5) -> float:
-    """Best rate of several tries, in units per second; `run(rounds)` returns the number of units it processed."""
+    """Return the best rate of several tries, in units per second; `run(rounds)` returns the units it processed."""
     rounds, best = 1, 0.0
     while tries:
         start = time.perf_counter()
@@ -257,7 +257,7 @@ def _bandwidth(
 
 
 def _fresh_memory(size: int, seconds: float) -> float:
-    """Measure allocating and filling 1 MiB blocks that live at the same time, so that the allocator reuses none."""
+    """Measure bytes per second of allocating and filling 1 MiB blocks that all stay alive."""
 
     def run(rounds: int) -> float:
         for _ in range(rounds):
@@ -276,7 +276,7 @@ def _library_threads() -> int:
 
 
 def _numpy_peak(seconds: float) -> float:
-    """FLOP/s of NumPy's product of two 512 × 512 matrices."""
+    """Measure the FLOP/s of NumPy's product of two 512 × 512 matrices."""
     n = 512
     a, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
 
@@ -329,7 +329,7 @@ def contradictions(machine: MachineFigures) -> list[str]:
 
 
 def _impossible_rates(machine: MachineFigures) -> Iterator[str]:
-    """Rates per core outside the range of any CPU."""
+    """Say which rates per core are outside the range of any CPU."""
     lowest, highest = _PLAUSIBLE_RATE_PER_CORE
     for peak in machine.peaks:
         if not lowest <= peak.flops_per_second / peak.threads <= highest:
@@ -345,7 +345,7 @@ def _impossible_rates(machine: MachineFigures) -> Iterator[str]:
 
 
 def _implausible_scaling(machine: MachineFigures) -> Iterator[str]:
-    """Rates that fall with more threads, or rise faster than the number of threads."""
+    """Say which rates fall with more threads, or rise faster than their number."""
     for isa in dict.fromkeys(p.isa for p in machine.peaks):
         rates = {p.threads: p.flops_per_second for p in machine.peaks if p.isa == isa}
         yield from _check_scaling(rates, f"multiply-add rate with {isa}", _MIN_SCALING)
@@ -355,7 +355,7 @@ def _implausible_scaling(machine: MachineFigures) -> Iterator[str]:
 
 
 def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -> Iterator[str]:
-    """Compare the rates of each two successive thread counts."""
+    """Say where the rates of two successive thread counts differ by an implausible factor."""
     for fewer, more in itertools.pairwise(sorted(rates)):
         gain = rates[more] / rates[fewer]
         if gain < min_scaling:
@@ -365,7 +365,7 @@ def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -
 
 
 def _slow_caches(machine: MachineFigures) -> Iterator[str]:
-    """Single-threaded reads from cache that are slower than reads from memory."""
+    """Say which caches read slower than main memory, on one thread."""
     rows = sorted((b for b in machine.bandwidths if b.threads == 1), key=lambda b: b.bytes)
     if len(rows) > 1 and rows[0].read < _MIN_SCALING * rows[-1].read:
         yield f"the smallest working set was read at {rows[0].read / rows[-1].read:.2f} times the speed of memory"

@@ -128,7 +128,7 @@ def _measure(func: Callable[[], Any]) -> _Usage:
 
 
 def _profile(usage: _Usage, overhead: _Usage, sites: list[AllocationSite], leak: LeakReport | None) -> MemoryProfile:
-    """Subtract the profiler's overhead from the counters of a call."""
+    """Build the memory profile from a call's counters, less the profiler's own overhead."""
     after_call, after_delete = usage.after_call, usage.after_delete
     requested_peak = max(after_call.requested_peak - overhead.after_call.requested_peak, 0)
     system_peak = max(after_call.system_peak - overhead.after_call.system_peak, 0)
@@ -175,7 +175,7 @@ def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
 
 
 def _largest(snapshot: tracemalloc.Snapshot) -> list[AllocationSite]:
-    """The largest allocation sites that hold at least 1 % of the bytes, without the profiler's own."""
+    """Return the allocation sites with at least 1 % of the bytes, largest first, without the profiler's own."""
     profiler_files = (tracemalloc.__file__, __file__, leaks.__file__, contextlib.__file__)
     rows = [s for s in snapshot.statistics("lineno") if s.traceback[0].filename not in profiler_files]
     threshold = sum(row.size for row in rows) / 100

@@ -217,7 +217,7 @@ _TIME_LIMIT_ADVICE = "give a larger time_limit, or set processes=1, which can st
 
 
 def _notes(samples: list[float], calls: int, cores: float, threads_before: set[str]) -> list[str]:
-    """Describe properties of the function that a reader of the times should know."""
+    """List what a reader of the times should know: a call too short to time, several cores, threads left running."""
     notes = []
     reading_ns, iteration_ns = clock.overhead_ns()
     if np.median(samples) < max(iteration_ns, reading_ns / calls) * clock.NANO:

@@ -86,7 +86,7 @@ class SparseConv2d(SparseLayer):
 
     @classmethod
     def from_dense(cls, conv: Conv2d, always_sparse: bool = False) -> SparseConv2d:
-        """Convert a pruned nn.Conv2d. `always_sparse` uses the sparse kernel even if it is slower."""
+        """Convert a pruned nn.Conv2d to sparse form; `always_sparse` uses the sparse kernel even where slower."""
         if not isinstance(conv, Conv2d):
             raise ConfigurationError(f"SparseConv2d.from_dense takes an nn.Conv2d, not a {type_name(conv)}")
         if conv.groups != 1:

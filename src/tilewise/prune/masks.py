@@ -43,7 +43,7 @@ def checked_weights(weights: Any) -> Array:
 
 
 def magnitude_mask(scores: Array, sparsity: float) -> Mask:
-    """Drop the fraction `sparsity` of the smallest scores."""
+    """Return a mask (True: keep) that drops the fraction `sparsity` of the smallest scores."""
     drop = round(checked_sparsity(sparsity) * scores.size)
     keep = np.ones(scores.size, bool)
     keep[np.argsort(scores.reshape(-1), kind="stable")[:drop]] = False
@@ -51,7 +51,7 @@ def magnitude_mask(scores: Array, sparsity: float) -> Mask:
 
 
 def row_mask(scores: Array, sparsity: float) -> Mask:
-    """Drop the fraction `sparsity` of the smallest scores of each row (output)."""
+    """Return a mask (True: keep) that drops the fraction `sparsity` of the smallest scores in each row (output)."""
     rows = scores.reshape(len(scores), -1)
     keep = np.ones(rows.shape, bool)
     drop = round(checked_sparsity(sparsity) * rows.shape[1])
@@ -60,7 +60,7 @@ def row_mask(scores: Array, sparsity: float) -> Mask:
 
 
 def n_of_m_mask(weights: Array, n: int, m: int) -> Mask:
-    """Keep the `n` largest of every `m` consecutive weights of a row; a filter counts as one row."""
+    """Return a mask that keeps the `n` largest of every `m` consecutive weights of a row; a filter is one row."""
     if not 0 < n <= m:
         raise ConfigurationError(f"an N:M pattern must keep 1 to M of M weights, not {n} of {m}")
     rows = np.abs(weights.reshape(weights.shape[0] if weights.ndim > 1 else 1, -1))
@@ -75,7 +75,7 @@ def n_of_m_mask(weights: Array, n: int, m: int) -> Mask:
 
 
 def block_mask(weights: Array, sparsity: float, height: int, width: int) -> Mask:
-    """Drop whole blocks of `height` rows by `width` columns, those with the smallest sums of squares."""
+    """Return a mask that drops whole blocks of `height` rows by `width` columns with the least sums of squares."""
     rows = weights.reshape(weights.shape[0] if weights.ndim > 1 else 1, -1)
     if rows.shape[0] % height or rows.shape[1] % width:
         size = f"{rows.shape[0]}×{rows.shape[1]}"

@@ -74,14 +74,14 @@ class Pruning:
 
     @property
     def sparsity(self) -> float:
-        """Fraction of zeros among the weights of all pruned layers."""
+        """Return the fraction of zeros among the weights of all pruned layers."""
         layers = self.layers
         total = sum(layer.weights for layer in layers)
         return sum(layer.zeros for layer in layers) / total if total else 0.0
 
 
 def prunable(model: Module) -> dict[str, Any]:
-    """Collect the weights of linear layers, convolutions and attention by name."""
+    """Return the weights of linear layers, convolutions and attention, by parameter name."""
     weights = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -181,7 +181,7 @@ def _with_layer(model: Module, name: str, layer: Module) -> Module:
 
 
 def _is_sparse(layer: Module, at_least: float) -> bool:
-    """True for a layer that has a sparse kernel and enough zeros."""
+    """Tell whether a layer has a sparse kernel and at least this fraction of zeros."""
     if (
         not isinstance(layer, Linear | Conv2d)
         or getattr(layer, "groups", 1) != 1

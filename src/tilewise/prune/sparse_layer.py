@@ -86,7 +86,7 @@ class SparseLayer(FusibleLayer):
     _dense: Any
 
     def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
-        """Set the attributes that all sparse layers have."""
+        """Set the attributes that all sparse layers have, such as the bias and the number of nonzeros."""
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self.nonzeros, self._size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
         self._dense = None
@@ -179,7 +179,7 @@ class SparseMatrixLayer(SparseLayer):
         self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        """Multiply; shapes seen before take a fast path without checks and conversions."""
+        """Compute x @ weight.T + bias, with residual and activation; known shapes skip checks and conversions."""
         values = x.data if isinstance(x, Tensor) else x
         fusable = residual is None and (activation is None or activation == "relu")
         dense = self._dense_for.get(getattr(values, "shape", ())) if fusable else None
@@ -241,7 +241,7 @@ class SparseMatrixLayer(SparseLayer):
         raise NotImplementedError
 
     def _dense_fast(self, values: Array, relu: bool) -> Array | None:
-        """Dense product of an array whose shape was checked before; None if its dtype must be converted first."""
+        """Multiply by the dense weights, for a shape checked before; None if the dtype must be converted first."""
         if values.dtype != np.float32:
             return None
         if values.ndim == 2:

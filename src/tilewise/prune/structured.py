@@ -71,7 +71,7 @@ def _check_groups(conv: nn.Conv2d) -> None:
 
 
 def _with(layer: Any, **attributes: Any) -> Any:
-    """Copy a layer with other attributes."""
+    """Return a copy of a layer with some attributes replaced."""
     small = copy.copy(layer)
     for name, value in attributes.items():
         setattr(small, name, value)

@@ -104,7 +104,7 @@ def scales_for(weights: QuantizedWeights, input: AffineParameters, output: Affin
 
 
 def corrected_bias(weight: Array, rounded: Array, bias: Array | None, means: Array, groups: int = 1) -> Array:
-    """Bias correction (Nagel et al. 2019, section 4.2): remove the mean error of rounded weights (O, C / groups, ...).
+    """Return the bias less the mean error of rounded weights (O, C / groups, ...) (Nagel et al. 2019, section 4.2).
 
     Weights are rounded once, so their errors do not average out over pixels as those of activations do.
     """
@@ -463,7 +463,7 @@ class QuantizedLinear(IntegerLayer):
         return QuantizedArray(self._product(x.data, UINT8, None, False), self.output, self.out_features)
 
     def _product(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
-        """Run the packed layer; a tile chooser that is in force supplies tiles."""
+        """Multiply rows x by the packed weights; `kind` is the result's: INT32, FLOAT32 or UINT8."""
         if self._reads_int16 or (self.output is not None and self.output.is_int16):
             # Compiled code computes int16 inside native plans only.
             reference: NumpyInt8Layer = self._pack(self.kernel.weights()[:, 0, 0], in_numpy=True)

@@ -185,7 +185,7 @@ class PrecisionSearch:
 
     @cached_property
     def sensitivities(self) -> list[ActivationSensitivity]:
-        """The activations that add an error, the largest error per cost of int16 first."""
+        """List the activations that int8 adds an error to, the largest error per cost of int16 first."""
         images = self.check.first(_image_count(self.calibration, _SENSITIVITY_ACTIVATIONS))
         sensitivities = _sensitivities(self.graph, self.calibration, self.float_reasons, images)
         return sorted(sensitivities, key=lambda sensitivity: -sensitivity.error / sensitivity.cost)
@@ -335,7 +335,7 @@ def _sensitivities(
 
 
 def _costs(graph: FloatGraph, calibration: Calibration) -> dict[int, float]:
-    """Estimate the cycles that int16 costs each group, in its own values and in the products that read it."""
+    """Estimate the cycles that int16 costs each group of activations, in itself and in the products that read it."""
     group_of = tied_values(graph)
     costs = dict.fromkeys(group_of, 1.0)
     for index, step in enumerate(graph.steps):

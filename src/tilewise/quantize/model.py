@@ -155,7 +155,7 @@ class QuantizedModel(Module):
         return products
 
     def _checked(self, x: Array) -> dict[int, Value]:
-        """Check the input and return it as the first operator's result."""
+        """Check the input and return it as value 0, the first operator's result."""
         expected = self.calibration.shapes[0]
         if x.ndim != len(expected) + 1 or x.shape[1] != expected[0]:
             raise ShapeError(

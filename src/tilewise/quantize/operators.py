@@ -247,7 +247,7 @@ class GlobalPool(IntegerOp):
         return rows if self.gives_rows else as_image(rows).with_padding(self.out_padding)
 
     def _mean(self, x: QuantizedArray) -> QuantizedArray:
-        """Return the means as rows (N, C)."""
+        """Average images over their pixels; returns quantized rows (N, C)."""
         p, out, (_, _, h, w) = x.parameters, self.output, x.shape
         # The mean of the integers, converted to a real number and requantized.
         sums = x.inside().sum((1, 2), dtype=np.int64)

@@ -127,7 +127,7 @@ class INT8Quantizer:
         self.per_channel = per_channel
 
     def quantize_weights(self, weights: Any, calibration_data: Any = None) -> QuantizedWeights:
-        """Quantize weights (O, ...); `calibration_data` is an array of inputs, or batches of them."""
+        """Quantize weights (O, ...) to int8; calibration inputs (an array or batches) give `.input`, their range."""
         w = checked_weights(weights)
         axes = tuple(range(1, w.ndim)) if self.per_channel else None
         result = rounded_weights(w, np.atleast_1d(np.abs(w).max(axes)), 127)
@@ -245,7 +245,7 @@ class QuantizedArray:
         return np.ascontiguousarray(self.parameters.dequantize(image).transpose(0, 3, 1, 2))
 
     def with_padding(self, padding: int) -> QuantizedArray:
-        """Return the image with a padding of at least `padding`."""
+        """Return the image with at least `padding` pixels of zero point on each side."""
         if self.padding >= padding:
             return self
         inside = self.inside()

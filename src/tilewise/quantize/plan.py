@@ -119,7 +119,7 @@ class _SegmentBuilder:
         self.planes: dict[int, int] = {}
 
     def build(self) -> Segment:
-        """Add inputs, steps and results, in this order."""
+        """Build the native plan of a segment: its inputs, steps and results, in this order."""
         model, members = self.model, set(self.steps)
         # The segment reads what its steps read and no step of its own computes.
         sources = sorted({i for s in self.steps for i in model.graph.steps[s].inputs} - members)
@@ -137,7 +137,7 @@ class _SegmentBuilder:
         return Segment(self.plan, tuple(sources), tuple(results), products)
 
     def _add_source(self, index: int) -> None:
-        """Add an input of the segment, in the form in which the step before it returns its result."""
+        """Add the result of an earlier step as an input of the segment, in the form it is stored in."""
         shape = self.model.calibration.shapes[index]
         storage = None if index in self.float_results else self.model.result_of(index)
         if storage is None:
@@ -149,7 +149,7 @@ class _SegmentBuilder:
         self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], storage.padding, p.zero_point)
 
     def _add_step(self, index: int) -> None:
-        """Add an integer layer, or a float norm."""
+        """Add a step to the native plan: an integer layer, or a float norm."""
         layer, step = self.model.integer[index], self.model.graph.steps[index]
         if layer is None:
             inputs = [self._as_channels_last(i) for i in step.inputs]

@@ -87,7 +87,7 @@ class Uint8OutputStage:
         return shift, round(32768 / (units / 2**shift))
 
     def _parabolas(self) -> Array:
-        """Return c0, c1 and c2 of c0 + c1 t + c2 t^2, in units, for each eighth of 0 <= t < 1; then shift and step."""
+        """Return the coefficients of eight parabolas c0 + c1 t + c2 t² for SiLU on 0 <= t < 1; then shift and step."""
         shift, step = self._shift_and_step()
         units_per_one = 32768 / step * self.inverse
         # Interpolate at the Chebyshev nodes of each segment, which keeps the largest error small.
@@ -284,7 +284,7 @@ def _hard_swish_parabola(inverse: float) -> tuple[float, float]:
 
 
 def _hard_swish(value: Array, end: F, slope: F) -> Array:
-    """Compute hard-swish as max(value, 0) less a parabola on each side of 0."""
+    """Compute hard-swish of accumulators; `end` and `slope` are in their units."""
     magnitude = np.abs(value)
     d = np.where(magnitude < end, magnitude, end)
     return np.asarray(np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5)))
@@ -341,7 +341,7 @@ def _exp(x: Array) -> Array:
 
 
 def _coarse_exp(x: Array) -> Array:
-    """Compute exp(x) with the shorter polynomial that suffices where 1 is added to it."""
+    """Compute exp(x) by a shorter polynomial, accurate enough where 1 is added to the result."""
     magic = F(12582912)  # as in _exp
     x = np.maximum(F(-87), np.minimum(F(89), x))
     shifted = x * F(1.44269504088896341) + magic
@@ -385,7 +385,7 @@ def is_curved(activation: str) -> bool:
 
 
 def activation_function(activation: str) -> Callable[[Array], Array]:
-    """Return the float32 function of a curved activation."""
+    """Return the float32 function of an activation that is not piecewise linear, such as SiLU."""
     if not is_leaky(activation):
         return ACTIVATION_FUNCTIONS[activation]
     slope = F(leaky_slope(activation))

@@ -219,7 +219,7 @@ def frame(path: str | os.PathLike[str], library: str = "pandas") -> Any:
 
 
 def _columns(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Return the columns by name; a row without a value has None."""
+    """Return a store's measurements as one list per column; a row without a value has None."""
     rows: list[dict[str, Any]] = []
     with open_measurements(path) as store:
         for result in read_measured(store):

@@ -70,7 +70,7 @@ def _count_rows(store: Store) -> dict[str, int]:
 
 
 def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
-    """Return the machine and the row of every run, by the run's number."""
+    """Return each run's machine and row by its number."""
     query = """SELECT run.id, kind, identity, details, started, seed, settings, uid FROM run
         JOIN machine ON machine.id = run.machine"""
     runs = {}

@@ -160,7 +160,7 @@ def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str
 
 
 def _kernel(item: Any, number: int, path: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> Kernel:
-    """Check one JSON object and convert it to a kernel."""
+    """Check entry `number` of a list of JSON objects and convert it to a kernel."""
     if not isinstance(item, dict) or not isinstance(item.get("family"), str):
         raise FileFormatError(f'{path}: item {number} must be an object with a "family".')
     program = item.get("program", OWN_PROGRAM)

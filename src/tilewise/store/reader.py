@@ -64,7 +64,7 @@ class StoreReader:
 
     @property
     def partition(self) -> str:
-        """Partition that is read: the selected one, or the only one of the store; empty in a file."""
+        """Return the partition that is read: the selected or the only one; "" in a file."""
         if self._partition is None:
             partitions = self.partitions()
             if len(partitions) > 1:
@@ -103,7 +103,7 @@ class StoreReader:
         return {row[0] for row in self.database.read(query, {"part": self.partition, "round": round_number})}
 
     def counts(self) -> dict[str, int]:
-        """Count finished kernels, pairs of kernel and configuration with a timing, timings, batches, disturbed ones."""
+        """Count kernels finished, configurations with timings, timings, batches, and disturbed batches."""
         kernel = "JOIN kernel ON kernel.id = {}.kernel WHERE part = :part"
         timing = f"FROM timing JOIN batch ON batch.id = timing.batch {kernel.format('batch')}"
         queries = {
@@ -196,7 +196,7 @@ class StoreReader:
         return FileFormatError(f"{self.name} is damaged, or was not written by tilewise: it contains {content}.")
 
     def table_of(self, text: Any) -> dict[str, Any]:
-        """Parse a JSON object that a row contains."""
+        """Parse a JSON object that a row contains; raise `FileFormatError` if it is none."""
         table = parse_json(text, f"A row of {self.name}") if isinstance(text, str) else None
         if not isinstance(table, dict):
             raise self.damage_error("a row that is not a table")

@@ -135,7 +135,7 @@ class ServiceClient:
         return ServiceAnswer(config, source, runtime_ns, measurements, reason)
 
     def _pause(self, reason: str) -> None:
-        """Stop asking the service for a while; tell the user the first time."""
+        """Stop asking the service for a while, and warn the first time, with this reason."""
         self._paused_until = time.monotonic() + _RETRY_AFTER_S
         if not self._failure_reported:
             self._failure_reported = True
@@ -172,7 +172,7 @@ class ServiceClient:
                 self._jobs.task_done()
 
     def _request(self, path: str, body: bytes) -> Any:
-        """Send one request; repeat it on a new connection if the old one was closed meanwhile."""
+        """Send one request and return its parsed response; reconnect once if the connection was closed meanwhile."""
         for is_new_connection in (self._connection is None, True):
             try:
                 return self._post(path, body)

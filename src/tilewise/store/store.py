@@ -55,7 +55,7 @@ class Store(StoreReader):
 
     @property
     def claims(self) -> Claims:
-        """Claims of this process; made at the first claim, since a store that is only read or appended to has none."""
+        """Return this process's claims; made at the first use, because a store that is only read has none."""
         if self._claims is None:
             from tilewise.store.claims import Claims
 

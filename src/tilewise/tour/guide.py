@@ -33,7 +33,7 @@ class Tour:
 
 
 def _stops() -> list[tuple[str, str, Callable[[Visit], Stop]]]:
-    """Return key, title and function of every stop, in order."""
+    """Return (key, title, function) of every stop of the tour, in order."""
     from tilewise.tour.machine import machine_stop
     from tilewise.tour.ranking import ranking_stop
     from tilewise.tour.tuning import tuning_stop

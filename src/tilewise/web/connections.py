@@ -83,7 +83,7 @@ class GuardedProtocol(H11Protocol):
             self._cancel_header_timer()
 
     def _may_be_parsed(self, data: bytes) -> bool:
-        """Return whether the head so far is cheap to parse; otherwise answer with an error and close the connection."""
+        """Tell whether the head so far is cheap to parse; otherwise answer with an error and close."""
         start = max(len(self._head) - 2, 0)  # the end of the head may be split over two packets
         self._head += data
         end = _END_OF_HEAD.search(self._head, start)
@@ -244,7 +244,7 @@ class PendingConnections:
             self._ready.popleft()[0].close()
 
     def _admit_some(self) -> None:
-        """Hand a few connections to uvicorn, and the others in later turns of the event loop."""
+        """Hand a few waiting connections to uvicorn; the others follow in later turns of the event loop."""
         for _ in range(min(ADMISSIONS_PER_TURN, len(self._ready))):
             connection, data = self._ready.popleft()
             if _is_gone(connection):
@@ -283,7 +283,7 @@ class PendingConnections:
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Return whether the client has closed the connection; one that only finished sending has not."""
+    """Tell whether the client has closed the connection, not only finished sending."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -347,7 +347,7 @@ class GuardedServer(uvicorn.Server):
 
 
 def _make_room(loop: asyncio.AbstractEventLoop, connections: Any) -> None:
-    """Close some connections, and repeat a moment later while there are too many."""
+    """Close some of the connections, and again a moment later, while there are too many."""
     if len(connections) > MAX_CONNECTIONS:
         _close_some(connections)
         loop.call_later(CLOSE_INTERVAL_SECONDS, _make_room, loop, connections)

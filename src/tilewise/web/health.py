@@ -35,7 +35,7 @@ class Pulse:
         return self._describe(result)
 
     def last(self) -> dict[str, Any] | None:
-        """Return the last result if it is recent, and start a new query in the background."""
+        """Return the last result if it is recent, else None; starts a new query in the background."""
         query = self._current_query()
         if query.done() and not query.cancelled() and query.exception() is None:
             self._last_result = (max(self._last_result[0], self._query_time), query.result())

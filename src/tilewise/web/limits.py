@@ -131,7 +131,7 @@ class Limits:
             _log(scope, response, time.monotonic() - start)
 
     async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Apply the limits on size, rate and concurrency, and run the application."""
+        """Run the application on a request within the limits on size, rate and concurrency."""
         length = _declared_length(scope)
         if length is not None and (length < 0 or length > self._max_body_bytes):
             raise Rejected("too large", f"a request body may have {self._max_body_bytes:,} bytes at most")

@@ -62,7 +62,7 @@ def conv2d_shape(
     groups: int = 1,
     **_options: Any,
 ) -> tuple[int, ...]:
-    """Shape of a convolution: (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups)."""
+    """Return a convolution's shape: (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups)."""
     return (*x.shape, w.shape[0], *w.shape[2:], *stride, *padding[:2], groups)
 
 
@@ -131,7 +131,7 @@ class TiledConv2d(TiledOp[ConvTile]):
 
 
 def _tile_rows(module: ModuleType, shape: Shape, threads: int, algorithms: Sequence[str]) -> TileRows:
-    """Cross product of all sizes, as rows (index of the algorithm, mr, nr, block, channels, split)."""
+    """List the cross product of all sizes, as rows (index of the algorithm, mr, nr, block, channels, split)."""
     lanes, max_height, vectors = module.conv_tile_limits()
     panel = lanes * vectors
     group_outputs = shape[4] // shape[11]

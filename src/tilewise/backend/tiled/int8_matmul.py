@@ -106,7 +106,7 @@ def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Int8
 
 
 def _register_tiles(module: ModuleType, m: int, n: int) -> Iterator[tuple[int, int]]:
-    """Tallest register tile and three shorter ones for each width, none larger than the matrix."""
+    """Yield (mr, nr): for each width the tallest register tile and three shorter ones, none above the matrix."""
     max_width = -(-n // _PANEL) * _PANEL
     for max_height, nr in module.int8_register_tiles():
         if nr <= max_width:

@@ -200,7 +200,7 @@ def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Tile
 def _coarse_grid(
     module: ModuleType, m: int, n: int, k: int
 ) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
-    """Tall register tiles (two thirds of the maximum or more), each with two row, column and depth blocks."""
+    """Yield tall register tiles (at least two thirds of the largest) with two row, column and depth blocks each."""
     depths = _block_sizes((256, 512), k, 1)
     for mr, nr, max_height in register_tiles(module):
         if mr * 3 >= max_height * 2 - 2:

@@ -34,7 +34,7 @@ def _tuned_algorithm(op: Op, x: Shape) -> str:
 
 
 def _emit_conv(context: EmitContext, op: Op, operands: list[int]) -> int:
-    """Add a convolution to the native graph, with the tuned algorithm if there is one."""
+    """Add a convolution to the native graph, with the algorithm that tuning has chosen, if any; return its number."""
     layer = context.weights(op)
     algorithm = op.algorithm or _tuned_algorithm(op, context.shape(op.inputs[0]))
     value = int(context.plan.conv(layer, *operands, algorithm=algorithm))
@@ -82,7 +82,7 @@ def _write_linear(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _emit_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
-    """Add a norm; the native method takes its groups, if it has any, weight and bias, and eps."""
+    """Add a norm with weight, bias, eps (and groups) to the native graph and return its value number."""
     add = getattr(context.plan, {"channel_norm": "layer_norm"}.get(op.kind, op.kind))
     groups = [op.options["groups"]] if "groups" in op.options else []
     weights = [array.tolist() for array in (op.weight, op.bias) if array is not None]
@@ -90,7 +90,7 @@ def _emit_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _norm(operation: type[Operation]) -> Callable[[Op, Array], Array]:
-    """Return the reference of a norm: the native operator, so that a step alone gives the bits of a native call."""
+    """Return a norm's reference function; it runs the native operator, so that its bits equal the graph's."""
 
     def reference(op: Op, x: Array) -> Array:
         if native is None or x.size == 0 or x.ndim != 4:
@@ -111,7 +111,7 @@ def _write_channel_norm(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _write_group_norm(form: OnnxForm, op: Op, inputs: list[str]) -> str:
-    """Write a group norm: every group of channels is one channel of an instance norm."""
+    """Write a group norm as an instance norm that has each group of channels as one channel."""
     groups, constant = op.options["groups"], form.graph.constant
     weights = form.weights(op)
     ones, zeros = (constant([value] * groups, np.float32) for value in (1, 0))
@@ -138,7 +138,7 @@ def pool_windows(op: Op, x: Array, fill: float) -> Array:
 
 
 def pooled_values(op: Op, x: Array) -> Array | int:
-    """Return how many values each window's mean divides by: all of them, or those that are not padding."""
+    """Return the divisor of each window's mean: the window's size, or its pixels that are not padding."""
     if op.options.get("count_padding", True):
         return op.kernel[0] * op.kernel[1]
     return np.asarray(pool_windows(op, np.ones_like(x), 0).sum((4, 5), dtype=np.int32))

@@ -19,7 +19,7 @@ Write = Callable[[OnnxForm, Op, list[str]], str]
 
 
 def _arithmetic(function: Callable[[Array, Array], Array]) -> OpSpec:
-    """Return the record of a binary operator, named in ONNX as here."""
+    """Make the `OpSpec` of a binary operator whose ONNX name follows from its own."""
 
     def emit(context: EmitContext, op: Op, operands: list[int]) -> int:
         return int(context.plan.binary(op.kind, *operands, op.activation))
@@ -64,7 +64,7 @@ def _write_affine(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _movement(arguments: Arguments, reference: Reference, onnx: Write, profile_name: str = "") -> OpSpec:
-    """Return the record of an operator whose native method has the name of its kind and takes these arguments."""
+    """Make the `OpSpec` of an operator that moves values; its native method takes these arguments."""
 
     def emit(context: EmitContext, op: Op, operands: list[int]) -> int:
         return int(getattr(context.plan, op.kind)(operands[0], *arguments(op), context.padding))

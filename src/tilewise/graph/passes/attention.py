@@ -95,7 +95,7 @@ def _softmax(w: Rewriter, value: Operand) -> tuple[Node, bool] | None:
 
 
 def _is_causal(mask: Any, queries: int, keys: int) -> bool:
-    """Whether a mask hides the later positions and nothing else."""
+    """Tell whether a mask (.., queries, keys) hides the later positions and nothing else."""
     if isinstance(mask, Value) or mask is None or np.ndim(mask) < 2 or np.shape(mask)[-2:] != (queries, keys):
         return False
     visible = np.tril(np.ones((queries, keys), bool), keys - queries)
@@ -127,7 +127,7 @@ def match_attention(w: Rewriter, node: Node) -> Value | None:
 
 
 def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mask: Operand | None) -> Value | None:
-    """Append the Attention node for Q (.., T, D), Kᵀ (.., D, S) and V (.., S, E), if shapes and mask allow it."""
+    """Append an Attention node for Q (.., T, D), Kᵀ (.., D, S) and V (.., S, E); None if shapes or mask forbid it."""
     q, transposed_keys, v = operands
     rank = len(node.shape)
     shapes = [w.shape(x) for x in operands]

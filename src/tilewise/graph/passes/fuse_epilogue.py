@@ -21,7 +21,7 @@ ACTIVATED_OPS = ("conv", "linear", "int8_linear", "add", "mul", "affine")
 
 
 def _activation_of(low: Lowering, node: Node) -> str | None:
-    """Name the activation of layers that a node computes; None if layers do not have it."""
+    """Return the name of the activation that a node computes; None if layers cannot fuse it."""
     name, params = node.operation.__name__, node.params
     if name == "Clip":
         return {(0, 6): "relu6", (0, None): "relu"}.get((params["low"], params["high"]))
@@ -44,7 +44,7 @@ def lower_activation(low: Lowering, number: int, node: Node) -> Op | bool | None
 
 
 def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | None:
-    """Apply the activation `name` to the first operand of a node."""
+    """Fuse the activation `name` into the op that makes the first operand, else make it an op; None if unsupported."""
     x = low.any_layout(node.inputs[0])
     if x is None:
         return None

@@ -76,7 +76,7 @@ def lower_view(low: Lowering, number: int) -> Op | None:
 
 
 def is_token_reshape(low: Lowering, number: int) -> bool:
-    """Whether a view is tokens that a native value of rows or pixels already stores in this order."""
+    """Tell whether a view is tokens that a native value of rows or pixels already stores in this order."""
     source = low.resolve(low.views[number].source)
     if len(low.shapes[number]) != 3 or len(low.shapes[source]) == 3 or not low.is_native(source):
         return False

@@ -98,7 +98,7 @@ class Lowering:
         return max(map(self._materialize, self._operands(node)), default=False)
 
     def _materialize(self, value: int) -> bool:
-        """Make an op for a view; return whether the value was one."""
+        """Make a view a stored value, natively if possible; return False if the value is no view."""
         if value not in self.views:
             return False
         is_native = self.is_native(self.resolve(self.views[value].source))
@@ -117,7 +117,7 @@ class Lowering:
         return True
 
     def _lower_view(self, value: int) -> bool:
-        """Make a native op for a view if there is one."""
+        """Make a native op for a view; return False if there is none."""
         if (op := lower_view(self, value)) is None:
             return False
         del self.views[value]
@@ -202,7 +202,7 @@ class Lowering:
         return number
 
     def _convert(self, value: Value, channels_last: bool) -> int | None:
-        """Copy a float value of another layout, or a view that has none, into this layout."""
+        """Return the number of a copy in this layout of a float value or view; None if it cannot be made."""
         key = (self.resolve(value), channels_last)
         if key not in self._converted:
             operand = strided_operand(self, value)

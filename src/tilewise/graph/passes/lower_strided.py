@@ -39,7 +39,7 @@ _MAX_OPERANDS = 4
 
 
 def _result_layout(shape: Shape, operands: list[Strided]) -> bool:
-    """Whether a result is stored channels-last: all are, except images (N, C, H, W) whose operands are images."""
+    """Tell whether a result of this shape is stored channels-last: always, unless its image operands are not."""
     if len(shape) != 4:
         return True
     whole_operands = [o.axes for o in operands if o.shape == shape]
@@ -263,7 +263,7 @@ def _axis(operand: Strided, axis: int) -> Strided:
 
 
 def _single(loop_axes: list[tuple[int, list[Any]]] | None) -> list[Any] | None:
-    """Return the steps of an axis that is one loop axis; an axis of size 1 has steps of 0."""
+    """Return the steps of an axis that is one loop axis (0 for size 1); None if it needs several."""
     if loop_axes is None or len(loop_axes) > 1:
         return None
     return loop_axes[0][1] if loop_axes else [(0, 0), (0, 0)]

@@ -65,7 +65,7 @@ def _reshape_copy(low: Lowering, number: int, node: Node) -> bool | None:
 
 
 def _view(low: Lowering, value: Any) -> View | None:
-    """Return a value as the view it is, or as the view of all of itself."""
+    """Return a value as a view: the one it is, or that of all of itself; None if it is no traced value."""
     if not isinstance(value, Value):
         return None
     source, shape = low.resolve(value), low.shapes[value.number]
@@ -229,7 +229,7 @@ def _five_axes(
 
 
 def _mask(low: Lowering, mask: Any) -> int | None:
-    """Return the additive mask (B or 1, H or 1, T or 1, S) as a value."""
+    """Return the number of an additive mask (B or 1, H or 1, T or 1, S); None if it cannot be used."""
     if isinstance(mask, Value):
         is_scores = len(low.shapes[mask.number]) == 4 and low.dtype(mask) == np.float32
         return low.image(mask) if is_scores and low.is_image(mask) else None

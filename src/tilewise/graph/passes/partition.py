@@ -78,7 +78,7 @@ def partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
 
 
 def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
-    """Group the ops without changing their algorithms."""
+    """Group the ops into native and Python calls; algorithms stay as they are."""
     calls: list[Call] = []
     group: list[int] = []
     for number, op in lowering.ops.items():
@@ -186,7 +186,7 @@ def chunk_size(lowering: Lowering, traced: int, images: int) -> int:
 
 
 def is_batch_independent(lowering: Lowering, traced: int) -> bool:
-    """Whether the ops for `traced` images hold for any number of images.
+    """Tell whether the ops for `traced` images hold for any number of images.
 
     All ops must be native, which treats images independently, and read nothing but the images and each other.
     """
@@ -200,7 +200,7 @@ def is_batch_independent(lowering: Lowering, traced: int) -> bool:
 
 
 def set_batch(lowering: Lowering, images: int) -> None:
-    """Change the ops to another number of images."""
+    """Change the first dimension of all ops' shapes to another number of images."""
     for number in (0, *lowering.ops):
         lowering.shapes[number] = (images, *lowering.shapes[number][1:])
     for op in lowering.ops.values():

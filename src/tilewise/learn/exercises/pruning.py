@@ -67,7 +67,7 @@ def _two_of_four(answer: Callable[..., Any]) -> None:
 
 
 def _largest_two(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Mask of the two largest values (not magnitudes) of every four neighbours."""
+    """Mask the two largest values (not magnitudes) of every four neighbours: a common mistake."""
     groups = weights.reshape(-1, 4)
     mask = np.zeros(groups.shape)
     np.put_along_axis(mask, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)

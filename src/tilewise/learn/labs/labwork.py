@@ -52,7 +52,7 @@ class Lab:
 
     @property
     def attempt(self) -> int:
-        """Number of the current attempt: one more than the attempts whose questions are all measured."""
+        """Return the number of the current attempt: one more than the attempts that are fully measured."""
         measurements = self._questions_with_entry("measurement")
         return 1 + sum(
             all((name, attempt) in measurements for name in self.questions) for attempt in range(1, MAX_ATTEMPTS + 1)
@@ -171,7 +171,7 @@ def read_token(text: str) -> dict[str, Any]:
 
 
 def roofline() -> dict[str, Any]:
-    """Return this machine's ceilings on one thread."""
+    """Return this machine's peak rates on one thread, its CPU and its instruction set."""
     from tilewise.profile.machine import active_isa, machine
 
     ceilings = machine()

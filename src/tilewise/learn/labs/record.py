@@ -70,7 +70,7 @@ def machine_key(machine: dict[str, Any]) -> str:
 
 
 def drawn_sizes(record: dict[str, Any], question: Question, attempt: int) -> dict[str, Any]:
-    """Draw the sizes of a question for this student, machine and attempt."""
+    """Draw a question's sizes; they depend only on the student, the machine and the attempt."""
     words = (record["student"], machine_key(record["machine"]), question.name, str(attempt))
     digest = hashlib.sha256("\n".join(words).encode()).digest()
     return question.draw(np.random.default_rng(int.from_bytes(digest[:8], "little")))
@@ -142,7 +142,7 @@ def _grade_question(
 
 
 def limit_of(question: Question, sizes: dict[str, Any], seconds: float, machine: dict[str, Any]) -> str:
-    """Return what limits a measurement by the machine's own roofline."""
+    """Name what limits a measured time on this machine's own roofline: arithmetic, memory or overhead."""
     assert question.work is not None
     flops, num_bytes = question.work(sizes)
     bounds = flops / machine["flops_per_second"], num_bytes / machine["bytes_per_second"]

@@ -131,7 +131,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Segment images."""
+        """Segment images (N, 3, H, W): one score per class and pixel."""
         skips: list[Tensor] = []
         for index, down in enumerate(self.downs):
             x = down(x if index == 0 else self.pool(x))

@@ -81,7 +81,7 @@ def _attention(
 
 
 def _shares(scores: Tensor) -> Tensor:
-    """Compute the softmax of scores; a query that sees no key gets weights of 0."""
+    """Compute softmax(scores) over keys; a query whose keys are all masked gets weights of 0."""
     shares = scores.softmax(-1)
     nothing = np.isneginf(scores.data).all(-1, keepdims=True)
     return shares.masked_fill(np.broadcast_to(nothing, shares.shape), 0.0) if nothing.any() else shares

@@ -84,7 +84,7 @@ def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
 
 @operator("ArgMax", "ArgMin")
 def _arg(node: OnnxNode, x: Value) -> Value:
-    """Return the position of the largest or smallest entry along an axis."""
+    """Return the position of the largest (ArgMax) or smallest (ArgMin) entry along an axis."""
     axis, keep = axis_of(node.get("axis", 0), len(x.shape), node), bool(node.get("keepdims", 1))
     last = node.get("select_last_index", 0)
     find = np.argmax if node.op == "ArgMax" else np.argmin
@@ -252,7 +252,7 @@ def _batch_norm(node: OnnxNode, x: Value, weight: Value, bias: Value, mean: Valu
 
 @operator("LayerNormalization")
 def _layer_norm(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Any:
-    """Normalize over the axes from `axis` on."""
+    """Normalize over the axes from `axis` on, scale by weight and add bias; return mean and 1/deviation if asked."""
     axis = node.get("axis", -1)
     axis = axis + len(x.shape) if axis < 0 else axis
     if not 0 <= axis < len(x.shape) or not is_float(x, weight):

@@ -304,7 +304,7 @@ def _non_zero(node: OnnxNode, x: Value) -> Value:
 
 @operator("DepthToSpace")
 def _depth_to_space(node: OnnxNode, x: Value) -> Value:
-    """Move blocks of channels to pixels (sub-pixel convolution's last step)."""
+    """Move channels into blocks of size x size pixels: (N, C·size², H, W) becomes (N, C, H·size, W·size)."""
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, c_by=size * size)
     mode = choice(node, "mode", "DCR", ("DCR", "CRD"))
@@ -460,7 +460,7 @@ _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "ali
 def _resize(
     node: OnnxNode, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
 ) -> Value:
-    """Resize the named axes one after the other."""
+    """Resize the axes that the node names, one after the other, to sizes or by scales."""
     mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
     choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     if node.get("antialias", 0) or not is_float(x):

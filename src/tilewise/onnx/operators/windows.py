@@ -37,7 +37,7 @@ def _spatial(node: OnnxNode, x: Value) -> int:
 
 
 def _setting(node: OnnxNode, name: str, rank: int, least: int, default: int = 1) -> list[int]:
-    """Return a number for each axis that windows move along, at least two: a line is an image of height one."""
+    """Return a node's numbers, one per axis that windows move along, at least two: a line has height one."""
     values = list(node.get(name, (default,) * rank))
     if len(values) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in values):
         raise ShapeError(f"{node} has {name} {tuple(values)[:8]} for {rank} axes")
@@ -92,7 +92,7 @@ def _result_size(size: int, pads: tuple[int, int], kernel: int, stride: int) -> 
 
 @operator("Conv")
 def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """Convolve over one, two or three axes."""
+    """Convolve over one, two or three axes: (N, C, ...) with filters (O, C / groups, ...)."""
     rank = _spatial(node, x)
     _check_filters(node, x, weight, rank)
     if tuple(node.get("kernel_shape", tuple(weight.shape[2:]))) != tuple(weight.shape[2:]):
@@ -186,7 +186,7 @@ def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: 
 
 @operator("MaxPool", "AveragePool")
 def _pool(node: OnnxNode, x: Value) -> Value:
-    """Pool over one, two or three axes."""
+    """Pool (N, C, ...) over one, two or three axes by maximum or mean, as the node says."""
     rank = _spatial(node, x)
     kernel, strides = _setting(node, "kernel_shape", rank, 1), _setting(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:

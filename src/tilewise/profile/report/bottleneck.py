@@ -140,7 +140,7 @@ def _excess(allocated: int, required: int) -> float:
 
 
 def _preferred_backends() -> dict[str, str]:
-    """The first implementation in the default backend's order, for each operation."""
+    """Return, for each operation, the first implementation in the default backend's order."""
     from tilewise.backend.registry import OptimizedBackend
 
     default = OptimizedBackend()
@@ -148,7 +148,7 @@ def _preferred_backends() -> dict[str, str]:
 
 
 def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
-    """True for a product below 60 % of the roofline on a backend other than the preferred one, or below 3 % on it.
+    """Tell whether a product ran slowly because of its backend: below 60 % of the roofline (3 % on the preferred one).
 
     Calls under 50 µs (1 ms on the preferred backend) are not judged, because the call overhead dominates them.
     """

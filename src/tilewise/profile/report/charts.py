@@ -88,7 +88,7 @@ def _kind(event: ProfileEvent) -> str:
 
 
 def _tip(event: ProfileEvent) -> str:
-    """Text of a bar's tooltip."""
+    """Return the text of a bar's tooltip."""
     lines = [f"{event.name}, {seconds(event.duration_ns * 1e-9)}, {event.phase}", f"layer {event.layer or '(model)'}"]
     if event.inputs:
         lines.append("inputs " + ", ".join("×".join(map(str, shape)) or "scalar" for shape in event.inputs))

@@ -235,7 +235,7 @@ def _interrupted_seconds(times: list[float]) -> float:
 
 
 def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int]) -> float:
-    """Time by which pauses between two outermost events exceed comparable pauses between the same two."""
+    """Return the seconds by which pauses between two outermost events exceed comparable pauses."""
     pauses: dict[tuple[str, ...], list[float]] = defaultdict(list)
     last: dict[int, ProfileEvent] = {}
     for event in events:

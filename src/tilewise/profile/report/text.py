@@ -136,7 +136,7 @@ def _entry(event: ProfileEvent, process: int, thread: int, start_ns: int) -> dic
 
 
 def _details(event: ProfileEvent) -> dict[str, Any]:
-    """Shapes, work, backend, tile and memory of an event, for the details pane of the viewer."""
+    """Return an event's shapes, work, backend, tile and memory for the viewer's details pane."""
     details: dict[str, Any] = {"layer": event.layer, "kind": event.name}
     if event.inputs:
         details["inputs"] = [list(shape) for shape in event.inputs]
@@ -179,7 +179,7 @@ def _asset(name: str) -> str:
 
 
 def html_page(results: ProfileResults, events: Sequence[ProfileEvent], title: str = "tilewise profile") -> str:
-    """Render the page."""
+    """Render the report as one HTML page: summary, tables, timeline and roofline."""
     drawing, omitted = timeline_svg(events)
     legend = "".join(f'<span><i style="background:var(--{name})"></i>{label}</span>' for name, label in KINDS.items())
     sections = [

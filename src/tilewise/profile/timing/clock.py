@@ -35,7 +35,7 @@ def _timed_empty_loop(calls: int) -> int:
 
 @lru_cache(maxsize=1)
 def overhead_ns() -> tuple[float, float]:
-    """Nanoseconds of (one clock reading, one iteration of the empty loop): the minimum of many, once per process."""
+    """Return the ns of (one clock reading, one iteration of the empty loop): the minimum of many, once per process."""
     reading = min(_timed_empty_loop(0) for _ in range(200))
     iterations = 10_000
     iteration = min(_timed_empty_loop(iterations) - reading for _ in range(20)) / iterations
@@ -50,7 +50,7 @@ def seconds_per_call(func: Callable[[], Any], calls: int) -> float:
 
 
 def calibrate(func: Callable[[], Any], sample_seconds: float) -> int:
-    """Find how many calls make a sample of at least `sample_seconds`."""
+    """Return how many calls make a sample of at least `sample_seconds`."""
     calls = 1
     timed_calls(func, 1)  # the first call includes lazy set-up
     while True:

@@ -105,7 +105,7 @@ class GpuWatch:
             self._library = None
 
     def driver(self) -> str:
-        """Version of the driver, or "unknown"."""
+        """Return the driver's version, or "unknown"."""
         text = ctypes.create_string_buffer(96)
         if self._library is None or self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)) != 0:
             return "unknown"
@@ -117,7 +117,7 @@ class GpuWatch:
         return text.value.decode(errors="replace") if self._get("nvmlDeviceGetName", text, ctypes.c_uint(96)) else ""
 
     def capability(self) -> int | None:
-        """Compute capability as a number such as 90, read without initializing CUDA; None if not available."""
+        """Return the compute capability as a number such as 90, without initializing CUDA; None if unknown."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         success = self._get("nvmlDeviceGetCudaComputeCapability", ctypes.byref(major), ctypes.byref(minor))
         return major.value * 10 + minor.value if success else None

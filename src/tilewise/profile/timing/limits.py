@@ -48,7 +48,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def _main_thread_timer_is_free() -> bool:
-    """True in the main thread if neither a timer nor a SIGALRM handler is already set."""
+    """Tell whether this is the main thread and neither a timer nor a SIGALRM handler is set."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return False
     handler = signal.getsignal(signal.SIGALRM)

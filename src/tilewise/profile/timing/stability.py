@@ -38,7 +38,7 @@ def read_machine() -> MachineReading:
 
 
 def _system_cpu_seconds() -> tuple[float | None, float | None]:
-    """CPU seconds of all processes since boot: (busy, stolen by the hypervisor); None where /proc is missing."""
+    """Return the CPU seconds of all processes since boot, (busy, stolen by the hypervisor); None without /proc."""
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def _system_cpu_seconds() -> tuple[float | None, float | None]:
 
 
 def _reference_loop() -> float:
-    """Time a fixed loop, the best of several runs: it depends on the clock frequency but hardly on the load."""
+    """Time a fixed loop in seconds, the best of several: it depends on the clock frequency, hardly on the load."""
     best = float("inf")
     for _ in range(25):
         start = time.perf_counter()

@@ -86,7 +86,7 @@ def signed_rank_test(
 
 
 def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
-    """Interval of centres that the signed-rank test would not reject, by its normal approximation."""
+    """Return the interval of centres that the signed-rank test would not reject (normal approximation)."""
     count = len(averages)
     z = normal_quantile(0.5 + confidence / 2)
     cut = int(np.floor(count / 2 - z * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)))
@@ -95,14 +95,14 @@ def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
 
 
 def _mid_ranks(values: NDArray[np.generic]) -> Floats:
-    """Ranks starting at 1; equal values share their mean rank."""
+    """Return ranks from 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[inverse.reshape(-1)], np.float64)
 
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's rank correlation; ties share their mean rank; 1 if both are constant, 0 if one is.
+    """Compute Spearman's rank correlation; ties share their mean rank; 1 if both are constant, 0 if one is.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
     0.8
@@ -116,7 +116,7 @@ def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def normal_quantile(probability: float) -> float:
-    """Quantile of the standard normal distribution."""
+    """Return the quantile of the standard normal distribution."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)

@@ -272,7 +272,7 @@ def _arrays(layer: FourBitLinear) -> dict[str, Array]:
 def _layer(
     arrays: dict[str, Array | None], shape: tuple[int, ...], path: str | os.PathLike[str]
 ) -> tuple[Blocks, Array | None]:
-    """Check the arrays of a layer with this weight shape and build its blocks and bias."""
+    """Check the arrays of a stored layer against its weight's shape; return blocks and bias."""
     outputs, inputs = shape
     blocks = -(-inputs // BLOCK)
     expected = {

@@ -66,7 +66,7 @@ def round_blocks(weight: Array, symmetric: bool = True, moments: Array | None = 
 
 
 def _column_scale(weight: Array) -> Array:
-    """Return the unit of each output, a power of two."""
+    """Return each output's unit, (O,): a power of two in which float16 holds its largest weight."""
     largest = np.abs(weight).max(1, initial=0)
     _, exponent = np.frexp(np.where(largest > 0, largest, 1))
     unit: Array = np.ldexp(np.float32(1), np.maximum(exponent - 1 - _LARGEST, -126)).astype(np.float32)
@@ -77,7 +77,7 @@ def _column_scale(weight: Array) -> Array:
 
 
 def _grid(blocks: Array, symmetric: bool, importance: Array | None) -> tuple[Array, Array | None]:
-    """Find the best scale (and minimum) of each block (n, 32); importance (32) weights the squared errors."""
+    """Find the scale (and minimum) of each block (n, 32) with the least squared error, weighted by importance (32)."""
     low, high = np.minimum(blocks.min(1), 0), np.maximum(blocks.max(1), 0)
     if symmetric:  # codes reach from -8 to 7: the larger side gets -8
         start, offset = np.where(-low >= high, low, high) / -8, None
@@ -104,7 +104,7 @@ def _half(numbers: Array) -> Array:
 
 
 def _codes(values: Array, scale: Array, minimum: Array | None) -> Array:
-    """Return the codes of values (n, k) with scale and minimum (n)."""
+    """Round values (n, k) to four-bit codes with each row's scale and minimum (n)."""
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     steps = values * inverse[:, None] + 8 if minimum is None else (values - minimum[:, None]) * inverse[:, None]
     codes: Array = np.clip(np.rint(steps), 0, 15)
@@ -120,7 +120,7 @@ def _values(codes: Array, scale: Array, minimum: Array | None) -> Array:
 
 
 def _nearest(weight: Array, symmetric: bool) -> tuple[Array, Array, Array | None]:
-    """Round to nearest; return codes (O, K), scales and minimums (O, K / 32)."""
+    """Round a weight (O, K) to nearest; return codes (O, K), scales and minimums (O, K / 32)."""
     outputs, width = weight.shape
     blocks = weight.reshape(-1, BLOCK)
     codes = np.empty(blocks.shape, np.uint8)
@@ -137,7 +137,7 @@ def _nearest(weight: Array, symmetric: bool) -> tuple[Array, Array, Array | None
 
 
 def _compensated(weight: Array, symmetric: bool, upper: Array) -> tuple[Array, Array, Array | None]:
-    """Round by GPTQ: `upper` is the Cholesky factor of the inverse second moments."""
+    """Round a weight (O, K) by GPTQ; `upper` is the Cholesky factor of the inverse second moments (K, K)."""
     outputs, width = weight.shape
     codes = np.empty(weight.shape, np.uint8)
     scales = np.empty((outputs, width // BLOCK), np.float16)

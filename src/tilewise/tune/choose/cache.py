@@ -133,7 +133,7 @@ class ChoiceFile:
         return None
 
     def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Decision | None:
-        """The choice for a problem, unless its configuration is no longer `allowed`."""
+        """Return the stored choice for a problem; None without one, or if its configuration is no longer `allowed`."""
         choice = self._choices.get(problem.key)
         if choice is not None and not allowed(choice.config):
             self.notes.append(f"the cached choice for {problem.key} is no longer in the list of configurations")

@@ -32,7 +32,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def built_in_problems(tuner: Tuner, threads: int | None = None) -> list[Problem]:
-    """Problems of the built-in list, each with one thread and with `threads` (default: all cores)."""
+    """List the built-in problems, each for one thread and for `threads` (default: all cores)."""
     content = files("tilewise.tune.workloads").joinpath("calibration.json").read_bytes()
     counts = (1, threads or real_cores())
     return list(dict.fromkeys(tuner.problem({**spec, "threads": n}) for spec in json.loads(content) for n in counts))
@@ -92,7 +92,7 @@ def forget(folder: Path | None) -> bool:
 
 
 def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
-    """Summarize the gains per family and thread count."""
+    """Summarize the gains (default / chosen time, by problem) per kernel family and thread count."""
     groups: dict[tuple[str, int], list[float]] = defaultdict(list)
     for problem, gain in gains.items():
         groups[problem.family, problem.threads].append(gain)
@@ -106,7 +106,7 @@ def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
 
 
 def _problem_label(problem: Problem) -> str:
-    """Describe a problem in a progress line."""
+    """Describe a problem in a few words for a progress line."""
     names = ("batch", "channels", "height", "filters", "kernel", "m", "n", "k")
     sizes = "x".join(str(problem[name]) for name in names if name in problem)
     return f"{problem.family} {sizes}, {problem.threads} thread{'s' if problem.threads > 1 else ''}"

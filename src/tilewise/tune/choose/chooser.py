@@ -88,14 +88,14 @@ class ModelChooser(TunedTable):
 
 
 def problem_of(key: Key, threads: int) -> Problem | None:
-    """The tuning problem of a backend key; None if no family covers it."""
+    """Convert a backend key to a tuning problem; None if no family covers it."""
     op, shape, dtype, layout = key
     spec = tiled_op(op).spec(shape, layout) if dtype == "float32" and op in TILED else None
     return None if spec is None else measurable(op, {"threads": threads, **spec})
 
 
 def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
-    """The problem of a family; None if it cannot be measured (too large, or too many threads)."""
+    """Return the problem of a family; None if it cannot be measured (too large, or too many threads)."""
     try:
         return get_family(family).problem({"family": family, **spec})
     except ConfigurationError:

@@ -179,7 +179,7 @@ class _MeasuredSearch:
         self.failure_reasons: list[str] = []  # one entry per configuration that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
-        """Search, time the finalists again, and return the decision."""
+        """Search within `budget` measurements, time the finalists again, and return the decision."""
         claim = Claim(self.process)
         within5 = claim.after(0)
         readings = 0
@@ -212,7 +212,7 @@ class _MeasuredSearch:
         )
 
     def _measure_one(self, index: int) -> float | None:
-        """Time a configuration; None if it fails. The default was timed with it, so its reading is observed too."""
+        """Time one configuration in ns, None if it fails; the default timed with it is observed, too."""
         trial = self.measure.measure(self.configs[index])
         if trial.default_ns is not None:
             self.default_ns = trial.default_ns
@@ -223,7 +223,7 @@ class _MeasuredSearch:
         return trial.runtime_ns
 
     def _best(self, usable: Callable[[Config], bool]) -> tuple[int, float | None]:
-        """Index and runtime of the fastest usable configuration; the default if it is as fast or none was measured."""
+        """Return index and ns of the fastest usable configuration; the default if none is measured or faster."""
         runtimes = {
             index: math.exp(logs) for index, logs in self.process.log_runtimes.items()
         } | self._repeated_runtimes()
@@ -239,7 +239,7 @@ class _MeasuredSearch:
         return 0, default_ns
 
     def _repeated_runtimes(self) -> dict[int, float]:
-        """Time the configurations within noise of the fastest again.
+        """Time the configurations within noise of the fastest again; returns ns by index.
 
         The minimum of several noisy readings is biased: it is often a lucky one.
         """

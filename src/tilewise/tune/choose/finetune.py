@@ -92,7 +92,7 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
 
 
 def measured_kernels(tuner: Tuner) -> list[Kernel]:
-    """Problems in the tuner's store with enough configurations, as labeled kernels of the cost model."""
+    """Return the well-measured problems of the tuner's store as labelled kernels of the cost model."""
     if tuner.model is None or not tuner.store_file.is_file():
         return []
     kernels = []

@@ -52,13 +52,13 @@ class Memory:
         self.choices.put(decision)
 
     def earlier(self, problem: Problem, names: Sequence[str]) -> Earlier | None:
-        """Readings of other problems of the same kernel, settings in the order of `names`; None if there are none."""
+        """Return readings of other problems of the same kernel, settings in the order of `names`; None without any."""
         runtimes = self.runtimes(problem.family)
         others = [p for p in runtimes if p != problem and set(p) == set(problem) and len(runtimes[p]) > 1]
         return nearest_readings(problem, {p: runtimes[p] for p in others}, names)
 
     def runtimes(self, family: str) -> Times:
-        """Runtimes of a family in the store, read again only if any process has written to the store."""
+        """Return a family's runtimes from the store, read again only if any process has written to it."""
         if not self.store_file.is_file():
             return {}
         stamp, cached = self._stamp(), self._runtimes.get(family)
@@ -72,7 +72,7 @@ class Memory:
         return cached[1]
 
     def _stamp(self) -> list[int]:
-        """Modification times and sizes of the database and its write-ahead log."""
+        """Return modification times and sizes of the database and its log, which change with every write."""
         files = (self.store_file, self.store_file.with_name(f"{self.store_file.name}-wal"))
         stats = [file.stat() for file in files if file.is_file()]
         return [number for stat in stats for number in (stat.st_mtime_ns, stat.st_size)]
@@ -98,7 +98,7 @@ class Memory:
 
 
 def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]]:
-    """Runtimes of a family by problem and configuration; the minimum if measured several times."""
+    """Return a family's runtimes in ns by problem and configuration; the minimum of repeated ones."""
     runtimes: dict[Problem, dict[Config, float]] = {}
     for kernel in store.kernels():
         if kernel.problem.family == family:
@@ -111,7 +111,7 @@ def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]
 
 
 def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) -> Earlier | None:
-    """Readings of the problems with the nearest sizes (Euclidean distance in doublings)."""
+    """Return the readings of the problems with the nearest sizes (Euclidean distance in doublings)."""
     sizes = sizes_of(problem)
     nearest = sorted(runtimes, key=lambda p: (float(np.square(sizes_of(p) - sizes).sum()), p.key))[:_MAX_PROBLEMS]
     rows = [

@@ -64,7 +64,7 @@ class TunedTable:
             tiled_op(op).add_to_table(table, shape, layout, threads, tile)
 
     def _tiles_by_situation(self, choices: Sequence[Decision]) -> dict[Situation, Any]:
-        """Convert choices to tiles; skip those that the current kernels do not support."""
+        """Convert choices to tiles by shape and thread count; skip those that the kernels do not support."""
         tiles: dict[Situation, Any] = {}
         products: dict[Key, dict[int, TileConfig]] = {}
         for choice in choices:
@@ -90,7 +90,7 @@ class TunedTable:
         return tiles
 
     def _product_tiles(self, key: Key, by_threads: dict[int, TileConfig]) -> dict[int, TileConfig | None]:
-        """Tiles of one product for every thread count. The last entry of `by_threads` is the latest choice."""
+        """Return a product's tile for every thread count; the last entry of `by_threads` is the latest choice."""
         last = next(reversed(by_threads.values()))
         depth = _depth(last, key)
         # Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned.
@@ -122,7 +122,7 @@ def _depth(tile: TileConfig, key: Key) -> int:
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:
-    """Backend key of a tuned problem; None if the backend never looks it up.
+    """Return the backend's key of a tuned problem; None if the backend never looks it up.
 
     Keys do not contain the epilogue, so the problem of a shape that was tuned last applies to all epilogues.
     """

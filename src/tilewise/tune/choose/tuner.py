@@ -136,7 +136,7 @@ class Tuner:
         return decide(problem, candidates, scores, usable=lambda config: self.device.runs(problem, config))
 
     def _scores(self, problem: Problem, configs: Sequence[Config]) -> Scores | None:
-        """Score by the model; for a family with a ranker of its own, by that ranker, which makes no claims."""
+        """Score configurations with the model or, for families that have one, with their own ranker."""
         rank = getattr(find_family(self.device.kind, problem.family), "rank", None)
         if rank is None:
             return None if self.model is None else self.model.rank(problem, configs)

@@ -80,7 +80,7 @@ def family_names(kind: str) -> list[str]:
 
 
 def find_family(kind: str, name: str) -> Any:
-    """Return a family; `kind` is the device kind that stores record."""
+    """Return the family `name` for a kind of device ("cpu" or "triton")."""
     kind = "triton" if kind.startswith("triton") else kind
     if kind not in _BUILT_IN:
         raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")

@@ -87,7 +87,7 @@ class ConfigSpace:
         return name in self._columns
 
     def scaled(self, weights: Mapping[str, float]) -> Numbers:
-        """Settings in doublings, multiplied by weights (default 1)."""
+        """Return the settings in doublings (log2), one row per configuration, multiplied by `weights` (default 1)."""
         if not weights or not self.names:
             return self.fields
         return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.names]))

@@ -207,7 +207,7 @@ def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
 
 
 def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Kernel]:
-    """Kernels that are not yet measured; with `finals`, measured kernels without finals."""
+    """List the kernels that are not yet measured; with `finals`, the measured ones without finals."""
     done = store.finished()
     if not finals:
         return [kernel for kernel in kernels if kernel.problem.key not in done]
@@ -318,7 +318,7 @@ def collect(
 
 
 def store_location(out: str | os.PathLike[str] | None, kind: str) -> str | Path:
-    """Location of the store: a database URL, or a file."""
+    """Return where the store is: a database URL, or the path of a file."""
     if isinstance(out, str) and is_url(out):
         return out
     return Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")

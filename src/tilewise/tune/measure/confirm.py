@@ -62,7 +62,7 @@ class ConfirmedGain:
 
 
 def gain_of(log_ratios: Sequence[float], elsewhere: float = 0.0) -> ConfirmedGain:
-    """Estimate the gain from independent log ratios default / choice."""
+    """Estimate the gain from independent log ratios default / choice; `elsewhere` is other programs' CPU share."""
     test = signed_rank_test(np.asarray(log_ratios, np.float64), permutations=1)  # its p-value is not used
     low, high = math.exp(test.interval.low), math.exp(test.interval.high)
     return ConfirmedGain(math.exp(test.centre), low, high, elsewhere)

@@ -28,7 +28,7 @@ class TuningDevice:
         self.machine = Machine(kind, str(details["name"]), details)
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check and complete the specification of a problem."""
+        """Check a problem's specification and fill in its defaults."""
         family = spec.get("family")
         if not isinstance(family, str):
             raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')

@@ -73,7 +73,7 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
 
 
 def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
-    """Machine features in the details of a store, for the columns of a model."""
+    """Return the machine's features, which a store records, by model column."""
     values = details.get("features") or {}
     if not isinstance(values, dict) or not all(type(v) in (int, float) and abs(v) < 1e30 for v in values.values()):
         raise FileFormatError(f"{store.path} is damaged: its machine's features are not numbers.")
@@ -142,7 +142,7 @@ def _measured_kernel(
 
 
 def _check_disjoint(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
-    """Check that no shape is in two splits."""
+    """Raise an error if one shape is in two splits."""
     owner: dict[str, str] = {}
     for split, kernels in splits.items():
         for item in kernels:
@@ -154,7 +154,7 @@ def _check_disjoint(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
 
 
 def _schema_extra(store: Store, name: str) -> dict[str, Any]:
-    """Provenance of a collection: machine, dates, settings and verdicts."""
+    """Return where a collection comes from: machine, dates, settings and verdicts."""
     machines, runs = store.machines(), store.runs()
     if not runs:
         raise store.damage_error("timings without a run")

@@ -255,7 +255,7 @@ def scatter(times: Sequence[float]) -> float:
 
 
 def relative_runtime(candidate: Candidate, default: Candidate) -> float:
-    """Runtime relative to the default in the same rounds; from the finals if there are enough timings."""
+    """Return a candidate's runtime over the default's in the same rounds; of the finals if these suffice."""
     if len(candidate.final) >= MIN_FINAL_TIMINGS:
         return faster_two_of_three(candidate.final) / faster_two_of_three(default.final)
     return faster_two_of_three(candidate.times) / faster_two_of_three(default.times)
@@ -268,14 +268,14 @@ def leaders(candidates: Sequence[Candidate], default: Candidate, count: int) -> 
 
 
 def is_settled(finalists: Sequence[Candidate], settings: TimingSettings) -> bool:
-    """True if the first finalist is clearly faster than each other one, or the difference is known precisely."""
+    """Tell whether the first finalist is clearly faster than the others, or the difference is precisely known."""
     if any(len(candidate.final) < settings.final_rounds for candidate in finalists):
         return False
     return all(_is_separated(finalists[0].final, rival.final, settings.final_error) for rival in finalists[1:])
 
 
 def _is_separated(best: Sequence[float], rival: Sequence[float], error: float) -> bool:
-    """Compare the last rounds that both took part in: timings of one batch share its drift."""
+    """Tell whether `rival` is clearly slower, or the difference is known to within `error` (log ratio)."""
     common = min(len(best), len(rival))
     log_ratios = [math.log(b / a) for a, b in zip(best[-common:], rival[-common:], strict=True)]
     deviation = statistics.stdev(log_ratios) / math.sqrt(common) if common > 1 else math.inf

@@ -165,7 +165,7 @@ class _LeadingConfigs:
         return cls(guess, logs, squares, settings)
 
     def negative_log_likelihood(self, hyper: Hyperparameters) -> float:
-        """Sum over the cases, with an unknown level (mean log runtime) per kernel."""
+        """Sum the negative log likelihood of the cases; each kernel's mean log runtime is unknown."""
         weights = np.array([hyper.ard[name] for name in self.settings] + [1.0])
         squared = np.tensordot(weights**2, self.squares, axes=1)
         # Squared exponential kernel with ARD weights, plus an uncertain slope of the scores.
@@ -233,8 +233,7 @@ def _still_valid(claimed: Numbers, slower: Numbers) -> Flags:
 
 
 def error_groups(names: Sequence[str], training_names: Sequence[str]) -> list[str]:
-    """Group of each kernel for leave-one-group-out: its program, if the model was trained on none of these programs;
-    otherwise its shape, which has the same hash on every machine."""
+    """Name each kernel's group for leave-one-group-out: its program if new to the model, else its shape."""
     programs = [program_of(name) for name in names]
     training_programs = {program_of(name) for name in training_names}
     return [name.rpartition("_")[2] for name in names] if training_programs & set(programs) else programs
@@ -268,7 +267,7 @@ def _fit_bound(chance: Numbers, close: Flags, valid: Flags, groups: npt.NDArray[
 
 
 def _bound(chance: Numbers, close: Flags, valid: Flags, level: float) -> float:
-    """Lowest probability above which few enough claims, including those still valid, were wrong."""
+    """Return the lowest probability above which few enough claims, including those still valid, were wrong."""
     # Admit claims in the order of decreasing probability, and count the wrong ones.
     order = np.argsort(-chance, kind="stable")
     order = order[~valid[order]]
@@ -282,7 +281,7 @@ def _bound(chance: Numbers, close: Flags, valid: Flags, level: float) -> float:
 
 @functools.lru_cache(64)
 def _max_wrong_claims(max_claims: int, level: float) -> npt.NDArray[np.int64]:
-    """Allowed number of wrong claims among 0, 1, ... `max_claims` claims.
+    """Return how many of 0, 1, ... `max_claims` claims may be wrong.
 
     It is the largest w with P(Binomial(n, WRONG) <= w) <= level, or -1 if not even w = 0 qualifies.
     """

@@ -83,8 +83,7 @@ def calibration_path(model_file: Path) -> Path:
 
 
 def own_calibration_path(model_file: Path) -> Path:
-    """Path of a calibration made by the user: next to a user's model; in the cache folder for a shipped model, because
-    nothing is written into the package."""
+    """Return where a user's calibration of a model is: beside the model, or in the cache folder for a shipped one."""
     if model_file.resolve().is_relative_to(_PACKAGE):
         return cache_folder() / "tune" / calibration_path(model_file).name
     return calibration_path(model_file)
@@ -107,8 +106,7 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
 
 
 def load_calibration(model_file: Path) -> Hyperparameters | None:
-    """Load the calibration of a model file, the user's own first; None if there is none, it cannot be read, or it
-    belongs to another model."""
+    """Load a model's calibration, the user's own first; None without a readable one for this model."""
     # The user's own calibration replaces the shipped one.
     own, shipped = (path(model_file) for path in (own_calibration_path, calibration_path))
     return _calibration_in(own, model_file) or _calibration_in(shipped, model_file)

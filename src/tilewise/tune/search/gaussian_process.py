@@ -137,7 +137,7 @@ class GaussianProcess:
         self.failed: set[int] = set()
 
     def _condition(self, earlier: Earlier, sizes: Numbers) -> None:
-        """Condition the prior on readings of other tasks."""
+        """Condition the prior on readings of other tasks; `sizes` are this task's, in doublings."""
         h, x, s = self.hyper, earlier.features, earlier.score
         same_task = earlier.task[:, None] == earlier.task[None, :]  # (N, N)
         task_covariance = np.where(same_task, 1.0, h.coregionalization(earlier.sizes, earlier.sizes))
@@ -167,7 +167,7 @@ class GaussianProcess:
         return self.covariance_of(every, every)
 
     def covariance_of(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Numbers:
-        """Posterior covariance between two lists of positions: (rows, columns)."""
+        """Return the posterior covariance between two lists of positions: (rows, columns)."""
         h = self.hyper
         prior = h.signal**2 * similarity(self._x[rows], self._x[columns], h.length_scale) + _LEVEL**2
         prior += h.coefficient_deviation**2 * np.outer(self._score[rows], self._score[columns])
@@ -198,7 +198,7 @@ class GaussianProcess:
 
     @property
     def best(self) -> int | None:
-        """The fastest measured configuration."""
+        """Return the position of the fastest measured configuration."""
         return (
             min(self.log_runtimes, key=lambda index: (self.log_runtimes[index], index)) if self.log_runtimes else None
         )
@@ -209,7 +209,7 @@ class GaussianProcess:
         return len(self.log_runtimes) + len(self.failed) >= self.count
 
     def open(self) -> npt.NDArray[np.int64]:
-        """Positions of the configurations that are neither measured nor failed."""
+        """Return the positions of configurations that are neither measured nor failed."""
         done = (*self.log_runtimes, *self.failed)
         tried_positions = [self._position[index] for index in done if index in self._position]
         return np.setdiff1d(np.arange(len(self.followed)), tried_positions)
@@ -233,7 +233,7 @@ class GaussianProcess:
         return int(self.followed[positions[int(np.argmax(self.expected_improvement(positions)))]])
 
     def expected_improvement(self, positions: npt.NDArray[np.int64]) -> Numbers:
-        """Expected improvement over the best reading, in log runtime (Jones et al., 1998)."""
+        """Return the expected improvement over the best reading, in log runtime (Jones et al., 1998)."""
         assert self.best is not None
         deviation = self._deviation(positions)
         # Closed form for a normal distribution.
@@ -257,7 +257,7 @@ class GaussianProcess:
         return float((self._behind(scale) <= math.log1p(share)).mean())
 
     def _behind(self, scale: float = 1.0) -> Numbers:
-        """Joint draws of the log slowdown of the best so far, or first choice, against the fastest of the others."""
+        """Draw the log slowdown of the best so far, or first choice, against the fastest of the others."""
         positions = self.open()
         if not len(positions):
             return np.zeros(1)
@@ -280,7 +280,7 @@ def _standard_normal(count: int) -> Numbers:
 
 
 def similarity(a: Numbers, b: Numbers, length_scale: float) -> Numbers:
-    """The squared exponential kernel: 1 for equal rows, falling with their distance."""
+    """Compute the squared exponential kernel between rows: 1 for equal ones, falling with their distance."""
     if not a.shape[1]:
         return np.ones((len(a), len(b)))
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
@@ -317,7 +317,7 @@ def climb(
 
 
 def _root(covariance: Numbers) -> Numbers:
-    """Cholesky factor of a covariance that rounding may have made slightly indefinite."""
+    """Return the Cholesky factor of a covariance that rounding may have made slightly indefinite."""
     # Add the smallest multiple of the identity that makes the matrix positive definite.
     jitter = 1e-10 + 1e-9 * float(np.trace(covariance)) / len(covariance)
     for _ in range(6):
@@ -329,7 +329,7 @@ def _root(covariance: Numbers) -> Numbers:
 
 
 def _normal(z: Numbers) -> Numbers:
-    """The normal distribution function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
+    """Compute the normal distribution function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

@@ -185,7 +185,7 @@ def replay(
 
 
 def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[StrategyComparison]:
-    """Paired savings of a mechanism over a simpler one, each with a bootstrap interval."""
+    """Compute what a mechanism saves over a simpler one, paired by kernel, each with a bootstrap interval."""
     comparisons = []
     # Paired by kernel, so that differences between kernels cancel.
     saved = curves[simpler] - curves[mechanism]
@@ -228,7 +228,7 @@ def recalibrate(
 
 
 def _noise(collection: str) -> float:
-    """Relative noise of a reading: the median deviation in the collection, within plausible limits."""
+    """Return the relative noise of a reading: the median deviation in the collection, within plausible limits."""
     try:
         measured_collection = read_collection(find_collection(collection))
     except (TilewiseError, OSError):  # a user's folder has no deviations
@@ -240,14 +240,14 @@ def _noise(collection: str) -> float:
 
 
 def regrets(runtime: npt.NDArray[Any], order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
-    """Regret after each of `most` measurements; the last value is repeated if the order is shorter."""
+    """Return the slowdown of the best choice after each of `most` measurements, made in this order."""
     # Best runtime so far, relative to the best of all.
     reached = np.minimum.accumulate(runtime[np.asarray(order[:most], dtype=np.int64)]) / runtime.min() - 1
     return np.pad(reached, (0, max(0, most - len(reached))), mode="edge")
 
 
 def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
-    """Regrets of random orders, averaged over several per kernel."""
+    """Return the regrets of random orders, averaged over several per kernel."""
     rng = np.random.default_rng(seed)
 
     def mean_curve(runtime: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -264,7 +264,7 @@ def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int
 
 
 def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
-    """Regrets of the Gaussian process with expected improvement."""
+    """Return the regrets of a Gaussian process that measures where the expected improvement is largest."""
 
     def order(case: Case) -> list[int]:
         # Expected improvement also for GPU models, whose calibration measures in the order of scores.
@@ -361,7 +361,7 @@ def _at_random(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np
 
 
 def _by_mean(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
-    """Order by the mean log slowdown over earlier problems' fastest; untried configurations count as the median."""
+    """Return positions ordered by mean log slowdown in earlier problems; untried ones count as the median."""
     if len(past) < FIRST:
         return _at_random(problem, past, budget, rng)
     total, count = np.zeros(len(problem.runtime)), np.zeros(len(problem.runtime))
@@ -378,7 +378,7 @@ def _by_mean(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.r
 
 
 def _by_process(over_problems: bool) -> Order:
-    """Order by expected improvement of a Gaussian process, over this problem alone or over several."""
+    """Return a function that orders configurations by the expected improvement of a Gaussian process."""
 
     def order(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
         earlier = _earlier_readings(problem, past) if over_problems and past else None

@@ -30,7 +30,7 @@ _MIN_SHAPES_FOR_HASH = 24  # in shorter lists a random sixth might be empty
 
 
 def built_in_kernels(kind: str, cores: int | None = None) -> list[Kernel]:
-    """Kernels of the built-in programs of a device with at most `cores` threads (default: this machine's)."""
+    """List the kernels of a device's built-in programs with at most `cores` threads (default: this machine's)."""
     content = files("tilewise.tune.workloads").joinpath(f"{kind}.json.gz").read_bytes()
     kernels = (Kernel(item.pop("program"), Problem(item)) for item in json.loads(gzip.decompress(content)))
     available = real_cores() if cores is None else cores
@@ -38,7 +38,7 @@ def built_in_kernels(kind: str, cores: int | None = None) -> list[Kernel]:
 
 
 def splits_of(kernels: Iterable[Kernel], how: str = "auto", kind: str = "cpu") -> dict[str, str]:
-    """Split of each kernel by name: "auto" (see above), by "shape", by "program", or all "train"."""
+    """Assign a split to each kernel by name: "auto" (see above), by "shape", by "program", or all "train"."""
     if how not in HOW:
         raise ConfigurationError(f"Kernels are split {', '.join(HOW[:-1])} or {HOW[-1]}; not {how!r}.")
     all_kernels = list(kernels)
@@ -69,7 +69,7 @@ def split_by_shape(shapes: Iterable[str]) -> dict[str, str]:
 
 
 def split_of(program: str) -> str:
-    """Split of a program (train, valid or test) by its architecture."""
+    """Return the split of a program (train, valid or test), which follows from its architecture."""
     for split, names in (("valid", VALID_ARCHITECTURES), ("test", TEST_ARCHITECTURES)):
         if any(program == name or program.startswith(f"{name}_") for name in names):
             return split

@@ -51,7 +51,7 @@ class Conv2dFamily:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check and complete a specification."""
+        """Check a specification's sizes and fill in its defaults."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         rows, columns = _spatial(problem)
         if min(rows, columns) < 1:
@@ -94,7 +94,7 @@ class Conv2dFamily:
         return Expected(value, 1e-4 + 2e-5 * float(np.sqrt(inner)) + 3e-7 * inner)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Run the native convolution with a tile."""
+        """Return a function that runs the native convolution with this tile."""
         conv2d, tile, x, w = require_native().conv2d, tile_of(config), operands["x"], operands["w"]
         extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
         if problem.word("epilogue").endswith("relu"):
@@ -108,7 +108,7 @@ class Conv2dFamily:
         return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Bounds of a block: whole rows of the result (Winograd: of output tiles), with all input channels."""
+        """Return the bounds of a block: whole rows of the result (Winograd: of output tiles), all input channels."""
         rows, columns = _spatial(problem)
         winograd: Any = config.size("winograd")  # a number, or a column of them
         side = 1 + 3 * (winograd == 1) + (winograd == 2)  # outputs of a unit
@@ -124,14 +124,14 @@ class Conv2dFamily:
 
 
 def multiplications(problem: Problem) -> int:
-    """Multiplications of the direct algorithm."""
+    """Count the multiplications of the direct algorithm."""
     (n, c, _, _), (o, _, kh, kw) = _shapes(problem)
     rows, columns = _spatial(problem)
     return n * o * rows * columns * c * kh * kw
 
 
 def tile_shape(problem: Problem) -> tuple[int, ...]:
-    """Shape of a problem in the form of `tile_space("conv2d", ...)`."""
+    """Return the problem's shape in the form of `tile_space("conv2d", ...)`."""
     x_shape, w_shape = _shapes(problem)
     geometry = _geometry(problem)
     return (*x_shape, w_shape[0], *w_shape[2:], *geometry["stride"], *geometry["padding"], 1)
@@ -150,7 +150,7 @@ def _geometry(problem: Problem) -> dict[str, tuple[int, int]]:
 
 
 def _spatial(problem: Problem) -> tuple[int, int]:
-    """Height and width of the result."""
+    """Return height and width of the result."""
     kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
     rows, columns = (
         (problem.size(name) + 2 * padding - kernel) // stride + 1 for name in ("height", "width")

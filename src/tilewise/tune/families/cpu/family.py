@@ -84,7 +84,7 @@ def tile_for(op: str, config: Config) -> Any:
 
 
 def all_tiles(op: str, shape: tuple[int, ...], threads: int) -> list[Config]:
-    """All feasible tiles of an operation as configurations, the default first."""
+    """List all feasible tiles of an operation as configurations, the default first."""
     default = tiled_op(op).default(require_native(), shape, None, threads)
     space = tile_space(op, shape, threads=threads)
     return [config_for(op, default), *(config_for(op, tile) for tile in space if tile != default)]
@@ -96,7 +96,7 @@ def at_most(size: Any, limit: int) -> Any:
 
 
 def product_blocks(problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-    """Tile bounds of a product: blocks limited to the size of the matrix."""
+    """Return the tile bounds of a product: block sizes, at most the matrix's."""
     rows, columns, depth = (
         at_most(config.size(block), problem.size(name))
         for block, name in (("block_m", "m"), ("block_n", "n"), ("block_k", "k"))

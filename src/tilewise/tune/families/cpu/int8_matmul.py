@@ -58,7 +58,7 @@ class Int8Matmul:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check and complete a specification."""
+        """Check a specification's sizes and fill in its defaults."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         m, n, k = _sizes(problem)
         if m * n * k > MAX_MULTIPLICATIONS:
@@ -108,7 +108,7 @@ class Int8Matmul:
         return Expected(value.astype(np.float64), 0.0)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Run the packed layer with a tile."""
+        """Return a function that runs the packed layer with this tile."""
         layer = operands.layer if isinstance(operands, _Operands) else _packed(problem, operands)
         epilogue = problem.word("epilogue")
         linear, x, tile, kind = layer.linear, operands["x"], tile_of(config), _KINDS[epilogue]

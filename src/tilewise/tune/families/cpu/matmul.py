@@ -67,7 +67,7 @@ class Matmul:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check and complete a specification."""
+        """Check a specification's sizes and fill in its defaults."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         batch, m, n, k = _sizes(problem)
         if max(batch, 1) * m * n * k > MAX_MULTIPLICATIONS:
@@ -75,7 +75,7 @@ class Matmul:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """All feasible tiles, the default first."""
+        """List all feasible tiles, the default first."""
         _, m, n, k = _sizes(problem)
         layout, threads = problem.word("layout"), problem.size("threads")
         default = self.default(problem)
@@ -101,7 +101,7 @@ class Matmul:
         return aligned_copies(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """Compute the result in float64."""
+        """Compute the product and its epilogue in float64; return them with the error that is allowed."""
         value = np.matmul(operands["a"].astype(np.float64), operands["b"].astype(np.float64))
         for name in ("bias", "residual"):
             if name in operands:
@@ -138,7 +138,7 @@ class Matmul:
 
 
 def batched_matmul() -> Matmul:
-    """c[i] = a[i] @ b[i] for i in batch."""
+    """Create the family of batched products, c[i] = a[i] @ b[i]."""
     family = Matmul()
     family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
     return family
@@ -151,7 +151,7 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
 
 
 def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Array, Array]:
-    """Make both operands: a (m, k), b (k, n), in the memory layout of the problem."""
+    """Make both operands with `make(shape)` and view them as a (m, k) and b (k, n) in the problem's layout."""
     batch, m, n, k = _sizes(problem)
     layout = problem.word("layout")
     lead = (batch,) if batch else ()
@@ -161,7 +161,7 @@ def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Ar
 
 
 def near_products(module: Any, problem: Problem) -> list[Config]:
-    """Feasible tiles of a product that differ from the default in one or two aspects; the default is first."""
+    """List feasible tiles that differ from the default in one or two aspects; the default is first."""
     m, n, k = (problem.size(name) for name in "mnk")
     layout, threads = problem.word("layout"), problem.size("threads")
     path, default = product_plan(module, (m, n, k), layout, threads)
@@ -180,7 +180,7 @@ def near_products(module: Any, problem: Problem) -> list[Config]:
 
 
 def _alternatives(module: Any, default: TileConfig, m: int, n: int, k: int, threads: int) -> dict[str, list[Move]]:
-    """Alternatives to the default, by aspect of the tile."""
+    """List alternatives to the default tile by aspect, such as the register tile or a block size."""
     grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
     # The tallest register tile of each width, and one of about two thirds of its height.
     registers = [(mr, nr) for mr, nr, tallest in register_tiles(module) if mr in (tallest, max(1, tallest * 2 // 3))]

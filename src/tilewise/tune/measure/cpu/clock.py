@@ -91,7 +91,7 @@ class CpuClock(Clock):
             yield self.time_units([unit])[0]
 
     def watch(self) -> dict[str, float]:
-        """State since the last call. Only `time_units` counts: writing to the store may wait for the disk."""
+        """Return what disturbed the timings since the last call; only `time_units` counts, not waits for the disk."""
         # With several threads CPU time exceeds wall time; then only the default's readings reveal a disturbance.
         elsewhere = max(0.0, 1 - self._own / max(self._wall, 1)) if self.threads == 1 else 0.0
         self._wall = self._own = 0

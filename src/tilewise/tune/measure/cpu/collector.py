@@ -147,14 +147,14 @@ class CpuCollector(Collector):
         )
 
     def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
-        """Configurations to measure, the default first."""
+        """List the configurations to measure, the default first."""
         if self.options.finals:
             return contenders(self.store, kernel, self.options.settings.finalists)
         all_configs = family.configs(kernel.problem)
         return pick_configs(all_configs, self._count(family, kernel, all_configs[0]), seed, near=_NEAR_SHARE)
 
     def _count(self, family: CpuFamily, kernel: Kernel, default: Config) -> int:
-        """Number of configurations to measure: fewer for a slow kernel, but at least `_MIN_CONFIGS`."""
+        """Return how many configurations to measure: fewer for a slow kernel, but at least `_MIN_CONFIGS`."""
         settings, max_configs = self.options.settings, self.options.max_configs
         if not max_configs or not settings.kernel_seconds:
             return max_configs
@@ -212,7 +212,7 @@ class CpuCollector(Collector):
             candidate.launches = pieces * each
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
-        """True if more than half of the configurations (with `finals`: of the finalists) lack undisturbed timings."""
+        """Tell whether more than half of the configurations (of the finalists) lack undisturbed timings."""
         finals, compared, required = self.options.finals, candidates[1:], 2
         if finals:
             compared = leaders(compared, candidates[0], self.options.settings.finalists)
@@ -239,7 +239,7 @@ def plan(kernels: Iterable[Kernel], options: Options) -> list[dict[str, Any]]:
 
 
 def _estimate(problem: Problem, options: Options) -> tuple[int, float]:
-    """Number of configurations of a problem, and the seconds of measuring them."""
+    """Return a problem's number of configurations, and the seconds that measuring them takes."""
     family, settings = get_family(problem.family), options.settings
     start = time.perf_counter()
     with running_on(problem.threads):

@@ -60,7 +60,7 @@ class CpuDevice(TuningDevice):
         return problem
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
-        """Uses of a product's tile at other thread counts; only one thread and all cores are checked."""
+        """List a tile's uses by the same product at other thread counts; only one thread and all cores are checked."""
         if problem.family != "matmul":
             return []
         table, uses = TunedTable(require_native(), [Decision(problem, config, "cache")]), []
@@ -86,7 +86,7 @@ class CpuDevice(TuningDevice):
         return ConfigTable(op.names, tiles)
 
     def runs(self, problem: Problem, config: Config) -> bool:
-        """True if the native kernels accept the tile for this problem."""
+        """Tell whether the native kernels accept the tile for this problem."""
         if problem.family not in TILED:
             return True
         op, key = tiled_op(problem.family), tiled_op(problem.family).key(problem)
