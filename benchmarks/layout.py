@@ -28,8 +28,7 @@ COUNTS = {"train": 32, "valid": 8, "test": 16}
 NODES, CONFIGS = 64, 200
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "LayoutSAGE": ("LayoutSAGE", {}),
-    "LayoutAttention, without attention": ("LayoutAttention", {"attention": False}),
-    "LayoutAttention": ("LayoutAttention", {}),
+    "LayoutMPNN": ("LayoutMPNN", {}),
 }
 
 

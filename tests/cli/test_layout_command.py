@@ -35,10 +35,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_from_synthetic_graphs_to_rows_of_the_competition(folder: Path, tmp_path: Path) -> None:
     assert folder == tmp_path / "toy/npz/layout/xla/random"
     quick = ("--epochs", 1, "--configs", 4, "--model-kwargs", '{"hidden": 8, "layers": 1}', "--segment-nodes", 10)
-    for model in ("LayoutSAGE", "LayoutAttention"):
+    for model in ("LayoutSAGE", "LayoutMPNN"):
         told = json.loads(run("train", folder, "--out", tmp_path / model, "--model", model, *quick, "--json"))
         assert -1 <= told["valid_tau"] <= 1
-    models = (tmp_path / "LayoutSAGE", tmp_path / "LayoutAttention")
+    models = (tmp_path / "LayoutSAGE", tmp_path / "LayoutMPNN")
     rows = json.loads(run("evaluate", folder, *models, "--json"))["rows"]
     assert set(rows) == {*map(str, models), "chance"}
     assert "Kendall tau" in run("evaluate", folder, models[0], "--configs", 5)

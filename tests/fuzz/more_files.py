@@ -128,8 +128,8 @@ def torch_layout_model(folder: Path) -> Target:
 
     graph = synthetic_graph("g", 0, source="nlp", search="random", nodes=20, configs=5)
     scaling = Scaling.fit([graph])
-    module, kwargs = build_layout_model("LayoutAttention", scaling.width, {"hidden": 8, "layers": 1, "op_embed": 4})
-    record = {"model": "LayoutAttention", "model_kwargs": kwargs, "hops": 2, "segment_nodes": 10}
+    module, kwargs = build_layout_model("LayoutMPNN", scaling.width, {"hidden": 8, "layers": 1, "op_embed": 4})
+    record = {"model": "LayoutMPNN", "model_kwargs": kwargs, "hops": 2, "segment_nodes": 10}
     TrainedLayoutModel(module, scaling, record).save(folder / "m.safetensors")
     return Target(folder / "m.safetensors", lambda path: load_layout_model(path).score(graph), TENSORS)
 

@@ -86,7 +86,7 @@ def test_one_segment_is_the_whole_graph(name):
     loss, grads, scores = one_step(name, given, [whole], 0)
     made = model(name, Scaling.fit([given]))
     config = made.tensor(given.config_feat[np.arange(12)][:, whole.columns])
-    plain = made.score(made.encode(whole, config, 12), 12)
+    plain = made.score(made.encode(whole, config))
     torch.testing.assert_close(plain, scores)
     assert np.isfinite(loss) and grads.abs().sum() > 0
 
@@ -102,9 +102,9 @@ def test_gradients_through_drawn_segments_average_to_those_through_all(name):
         torch.testing.assert_close(scores, drawn[0][2], rtol=1e-4, atol=1e-5)
     made = model(name, Scaling.fit([given]))
     config = given.config_feat[np.arange(12)]
-    pooled = sum(made.encode(s, made.tensor(config[:, s.columns]), 12) for s in segments)
+    pooled = sum(made.encode(s, made.tensor(config[:, s.columns])) for s in segments)
     target = torch.from_numpy(given.target(np.arange(12))).float()
-    loss = parse_losses("PairwiseHingeLoss")(made.score(pooled, 12)[None], target[None], torch.ones(1, 12).bool())
+    loss = parse_losses("PairwiseHingeLoss")(made.score(pooled)[None], target[None], torch.ones(1, 12).bool())
     loss.backward()
     full = torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
     mean = torch.stack([grads for _, grads, _ in drawn]).mean(0)
@@ -192,7 +192,7 @@ def test_what_cannot_be_trained_is_one_sentence():
     with pytest.raises(ConfigurationError, match="no layout model"):
         train_layouts(data(), "LayoutSage", progress=False)
     with pytest.raises(ConfigurationError, match="cannot be built"):
-        train_layouts(data(), progress=False, model_kwargs={"hidden": 10, "heads": 3})
+        train_layouts(data(), progress=False, model_kwargs={"hidden": 0})
     with pytest.raises(ConfigurationError, match="segment"):
         train_layouts(data(), progress=False, segment_nodes=0)
 
@@ -220,7 +220,7 @@ def test_looking_farther_than_a_graph_reaches_takes_no_longer():
     np.testing.assert_array_equal(within_hops(given, 1 << 30), within_hops(given, 60))
 
 
-@pytest.mark.parametrize("kwargs", [{"heads": False}, {"layers": True}, {"attention": 3}])
-def test_a_switch_is_no_number_and_a_number_no_switch(kwargs):
-    with pytest.raises(ConfigurationError, match=r"must be (a number|true or false)"):
-        build_layout_model("LayoutAttention", Scaling.fit([graph()]).width, SMALL | kwargs)
+@pytest.mark.parametrize("kwargs", [{"layers": True}, {"hidden": 2.5}, {"op_embed": 5000}])
+def test_a_number_that_is_no_size_is_one_sentence(kwargs):
+    with pytest.raises(ConfigurationError, match="must be an integer from 1 to 4096"):
+        build_layout_model("LayoutMPNN", Scaling.fit([graph()]).width, SMALL | kwargs)

@@ -58,7 +58,7 @@ def toy(
 def train(
     collection: Collection,
     out: Annotated[Path, output_folder(help="Folder for the model and its checkpoint.")],
-    model: Annotated[str, one_of("LayoutAttention", "LayoutSAGE")] = "LayoutAttention",
+    model: Annotated[str, one_of("LayoutMPNN", "LayoutSAGE")] = "LayoutMPNN",
     model_kwargs: Annotated[str, option('Arguments of the model as JSON, as in {"hidden": 64}.')] = "{}",
     segment_nodes: Annotated[
         int, option("Nodes of a segment: fewer take less memory and cut more edges.", min=1)

@@ -53,7 +53,7 @@ VALIDATION_CONFIGS = 512  # configurations of a graph that validation scores; mo
 
 def train_layouts(
     data: LayoutDataset,
-    model: str = "LayoutAttention",
+    model: str = "LayoutMPNN",
     *,
     out_dir: str | Path | None = None,
     segment_nodes: int = 1000,
@@ -64,7 +64,7 @@ def train_layouts(
     report: Report | None = None,
     **settings: Any,
 ) -> TrainedLayoutModel:
-    """Train ``LayoutAttention`` or ``LayoutSAGE`` on the train split; Kendall's tau on valid chooses the checkpoint.
+    """Train ``LayoutMPNN`` or ``LayoutSAGE`` on the train split; Kendall's tau on valid chooses the checkpoint.
 
     >>> train_layouts(open_layouts("npz/layout/xla/random"), out_dir="runs/layout")  # doctest: +SKIP
     """
@@ -203,7 +203,7 @@ def sample_scores(
     import torch
 
     def encode(segment: GraphSegment) -> Tensor:
-        return module.encode(segment, module.tensor(config[:, segment.columns]), len(config))
+        return module.encode(segment, module.tensor(config[:, segment.columns]))
 
     encoding = encode(segments[gradient_segment])
     # The value stays the same; the gradient is multiplied by the number of segments.
@@ -215,7 +215,7 @@ def sample_scores(
             with torch.no_grad():
                 other = encode(segment)
             pooled = pooled + other
-    return module.score(pooled, len(config))
+    return module.score(pooled)
 
 
 def fixed_sample(count: int, size: int) -> npt.NDArray[np.int64]:

@@ -1,8 +1,7 @@
 """Trained layout models: scoring, files with weights, scaling and record, and evaluation by Kendall's tau.
 
 Configurations are scored in chunks and segment by segment, so that a graph with 40,000 nodes or 100,000 configurations
-needs little memory. Every chunk starts with the same reference configurations (see `models`), so that scores depend on
-the chunks by rounding only.
+needs little memory; scores depend on the chunks by rounding only.
 
 In an evaluation every graph has the same weight, however many configurations it has. A graph whose configurations all
 take the same time has no order to predict and is left out of the mean.
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from tilewise.costmodel.layout.models import LayoutModel
 
 FORMAT = "tilewise-layout-model-1"
-REFERENCES = 32  # configurations that all others are compared with; as many as a training step has by default
-CHUNK_CONFIGS = 64  # configurations per chunk in addition to the references; changes memory only
+CHUNK_CONFIGS = 64  # configurations per chunk; changes memory only
 
 Table = dict[str, dict[str, Estimate]]
 
@@ -70,18 +68,15 @@ def score_graph(
     import torch
 
     rows = np.arange(graph.n_configs) if rows is None else rows
-    references = graph.config_feat[fixed_sample(graph.n_configs, REFERENCES)]
     scores = np.empty(len(rows), np.float32)
     with torch.inference_mode():
         for start in range(0, len(rows), CHUNK_CONFIGS):
             chunk = graph.config_feat[rows[start : start + CHUNK_CONFIGS]]
-            config = np.concatenate([references, chunk])  # (references + chunk, nc, 18)
             # The encoding of a graph is the sum over its segments, of which one at a time is in memory.
             pooled: Any = 0
             for segment in segments:
-                pooled = pooled + module.encode(segment, module.tensor(config[:, segment.columns]), len(references))
-            chunk_scores = module.score(pooled, len(references))[len(references) :]
-            scores[start : start + CHUNK_CONFIGS] = chunk_scores.float().cpu().numpy()
+                pooled = pooled + module.encode(segment, module.tensor(chunk[:, segment.columns]))
+            scores[start : start + CHUNK_CONFIGS] = module.score(pooled).float().cpu().numpy()
     return scores
 
 
@@ -100,10 +95,8 @@ def build_layout_model(name: str, node_width: int, kwargs: Mapping[str, Any]) ->
     try:
         # The arguments may come from an untrusted file: check type and size before anything is allocated.
         for key, value in arguments.items():
-            if isinstance(defaults.get(key), bool) is not isinstance(value, bool):
-                raise ValueError(f"{key} must be {'a number' if isinstance(value, bool) else 'true or false'}")
-            if not isinstance(value, bool) and (type(value) is not int or not 1 <= value <= 4096):
-                raise ValueError("numbers must be integers from 1 to 4096")
+            if type(value) is not int or not 1 <= value <= 4096:
+                raise ValueError(f"{key} must be an integer from 1 to 4096")
         return MODELS[name](node_width, **arguments), arguments
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
