@@ -409,6 +409,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "product choice": product_choice,
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
+    "unseen": ranker_tables.unseen,
     "tile peers": ranker_tables.tile_peers,
     "tile sample": ranker_tables.tile_sample,
     "products of another device": ranker_tables.products,

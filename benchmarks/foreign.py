@@ -1,4 +1,4 @@
-"""Collections of other people's shapes: `--model auto` compared with LightGBM, EarlyJoinSAGE and five random picks.
+"""Collections of other people's shapes: `--model auto` compared with its parts, LightGBM and five random picks.
 
     python -m benchmarks.foreign                                          # those below, three seeds
     python -m benchmarks.foreign no-graph ties --seeds 1
@@ -35,8 +35,8 @@ from tilewise.costmodel.data.importers.description import plain_graph
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import kernel_sizes
-from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.training.auto import CANDIDATES, train_auto
+from tilewise.costmodel.metrics import random_top_k_error, top_k_error
+from tilewise.costmodel.training.auto import KINDS, train_auto
 
 RESULTS = Path(__file__).parent / "results" / "foreign.json"
 PLAIN, PICKS = "LightGBM", "five random picks"
@@ -117,14 +117,14 @@ def run_once(data: Dataset, seed: int) -> dict[str, dict[str, float]]:
     """Errors of every candidate, of the one that auto kept, of plain LightGBM and of five random picks."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         auto = train_auto(data, out_dir=folder, seed=seed, device="cpu", progress=False)
-        names = [name for name in CANDIDATES if (Path(folder) / name).is_dir()]
+        names = [name for name in KINDS if (Path(folder) / name).is_dir()]
         models: dict[str, Any] = {"auto": auto} | {name: load_model(Path(folder) / name) for name in names}
     booster = plain_trees(data, seed)
     scores = {name: [model.score(k) for k in data.test] for name, model in models.items()}
     scores[PLAIN] = [booster.predict(plain_rows(k)) for k in data.test]
     results = {name: errors(data.test, model_scores) for name, model_scores in scores.items()}
     results["auto"]["chosen"] = auto.name
-    results[PICKS] = _complete(_means([[math.nan, expected_best(k.target, 5)] for k in data.test]))
+    results[PICKS] = _complete(_means([[math.nan, random_top_k_error(k.target, 5)] for k in data.test]))
     return results
 
 
@@ -155,17 +155,6 @@ def _means(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
     values = np.array(rows)
     plain, geometric = 100 * values.mean(axis=0), 100 * np.expm1(np.log1p(values).mean(axis=0))
     return {"top1": plain[0], "top5": plain[1], "geometric1": geometric[0], "geometric5": geometric[1]}
-
-
-def expected_best(target: npt.NDArray[Any], picks: int) -> float:
-    """Return the expected error of the best of `count` configurations drawn without replacement."""
-    ordered = np.sort(target) / target.min()
-    chance, remaining = 0.0, 1.0
-    for place, value in enumerate(ordered):
-        rest = len(ordered) - place
-        here = remaining * min(1.0, picks / rest)  # nobody drew what is faster, somebody this one
-        chance, remaining = chance + here * float(value), remaining - here
-    return chance - 1.0
 
 
 def summary(runs: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:

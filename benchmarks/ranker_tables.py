@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from benchmarks.results_files import read_any, table
 
 NOT_MEASURED = "not measured yet"
@@ -23,6 +25,23 @@ def foreign() -> str:
             errors = (f"{row[key]:.2f} %" if not math.isnan(row.get(key, math.nan)) else "" for key in _KEYS)
             cells.append((f"`{name}`", label, *errors, str(len(entry["runs"]))))
     headings = ("collection", "model", "top-1 error", "top-5", "top-1, geometric", "top-5, geometric", "seeds")
+    return table(headings, cells)
+
+
+def unseen() -> str:
+    """`--model auto` with few train kernels, or a family that training lacked: `python -m benchmarks.unseen`."""
+    content = read_any("unseen")
+    if not content:
+        return f"{NOT_MEASURED}: `python -m benchmarks.unseen` writes it."
+    models = ("auto", "weighted sum", "TileRanker", "GBDT", "random")
+    cells = []
+    for name, runs in content["runs"].items():
+        for part in sorted(runs[0]["errors"], reverse=True):
+            means = {m: np.mean([r["errors"][part][m][1] for r in runs if m in r["errors"][part]]) for m in models}
+            unfamiliar, count = np.sum([run["unfamiliar"][part] for run in runs], axis=0)
+            flagged = f"{unfamiliar} of {count}"
+            cells.append((f"`{name}`", part, *(f"{means[m]:.2f} %" for m in models), flagged, str(len(runs))))
+    headings = ("collection", "families", *models[:-1], "five random picks", "unfamiliar", "seeds")
     return table(headings, cells)
 
 

@@ -87,7 +87,7 @@ def _graph(opcode: str, operands: tuple[tuple[int, ...], ...], result: tuple[int
     return feat, np.array(numbers, np.uint8), np.array([[last, row] for row in range(last)], np.int64)
 
 
-def _factors(rng: Rng, size: int, parts: int, count: int) -> Floats:
+def factors(rng: Rng, size: int, parts: int, count: int) -> Floats:
     """Random ordered factorisations of `size`, as AutoTVM's `define_split` lists them."""
     out = np.ones((count, parts))
     remaining = size
@@ -109,8 +109,8 @@ def _conv_shape(rng: Rng) -> tuple[int, int, int, int, int]:
 def template_conv(rng: Rng, name: str, gpu: Gpu, count: int) -> Kernel:
     """A direct convolution under a schedule template: each loop split in four (two for reductions)."""
     inputs, outputs, size, window, stride = _conv_shape(rng)
-    f, y, x = (_factors(rng, n, 4, count) for n in (outputs, size, size))
-    rc, ry, rx = (_factors(rng, n, 2, count) for n in (inputs, window, window))
+    f, y, x = (factors(rng, n, 4, count) for n in (outputs, size, size))
+    rc, ry, rx = (factors(rng, n, 2, count) for n in (inputs, window, window))
     unroll, explicit = rng.choice((0.0, 512.0, 1500.0), count), rng.integers(0, 2, count).astype(float)
     threads = f[:, 2] * y[:, 2] * x[:, 2]
     tile_f, tile_y, tile_x = (t[:, 1:].prod(1) for t in (f, y, x))

@@ -145,9 +145,8 @@ def scorer(data: Dataset, peer: str, seed: int, seconds: float) -> Any:
     if model == "auto":
         from tilewise.costmodel.training.auto import train_auto
 
-        # Three candidates, three more forests that share one limit, and two trials of half the limit each.
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-            return train_auto(data, out_dir=folder, seed=seed, device="cpu", max_seconds=seconds / 5).score
+            return train_auto(data, out_dir=folder, seed=seed, device="cpu", max_seconds=seconds).score
     threads = {"model_kwargs": {"threads": 1}} if model == "GBDT" else {}
     return train(data, model, seed=seed, progress=False, device="cpu", max_seconds=seconds, **threads, **settings).score
 

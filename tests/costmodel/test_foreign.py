@@ -10,16 +10,17 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.devices import expected_by_chance, score
-from benchmarks.foreign import COLLECTIONS, expected_best
+from benchmarks.foreign import COLLECTIONS
 from benchmarks.imports import LOGS, written
 from tilewise.costmodel.data.importers import import_logs
+from tilewise.costmodel.metrics import random_top_k_error
 
 
 @pytest.mark.parametrize("picks", [1, 3, 5, 9])
 def test_random_picks_are_expected_to_find_what_they_find_on_average(picks):
     target = np.array([3.0, 1.0, 2.0, 2.0, 7.0, 5.0, 1.5])
     drawn = [min(chosen) for chosen in itertools.combinations(target, min(picks, len(target)))]
-    assert expected_best(target, picks) == pytest.approx(np.mean(drawn) - 1.0)
+    assert random_top_k_error(target, picks) == pytest.approx(np.mean(drawn) - 1.0)
 
 
 def test_a_spoiled_collection_is_judged_by_undisturbed_times():

@@ -14,10 +14,9 @@ from tilewise.costmodel.data.tpu_tiles import estimate_runtime
 from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.costmodel.features.ranker_fit import gpu_of
-from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.metrics import random_top_k_error
 
 Errors = dict[str, npt.NDArray[np.float64]]
-_RANDOM_ORDERS = 20  # random orders per kernel
 # The formulas' constants are rounded data-sheet values and estimates; they were not fitted to measurements.
 # Per multiprocessor of a GPU: bf16 multiply-adds and bytes per cycle; memory latency and launch of a block in cycles.
 _MACS_PER_CYCLE, _BYTES_PER_CYCLE, _LATENCY_CYCLES, _START_CYCLES = 1024.0, 48.0, 1600.0, 1000.0
@@ -27,17 +26,9 @@ _MIN_ACCUMULATORS = 12.0  # independent sums that keep a CPU's multipliers busy
 _COPY_COST = 16.0  # cost of packing one element, in multiply-adds
 
 
-def random_errors(kernels: Sequence[Kernel], ks: Sequence[int], seed: int = 0) -> Errors:
-    """Return the mean top-k error of random orders for each kernel."""
-    rng = np.random.default_rng(seed)
-    rows = [
-        [
-            np.mean([top_k_error(kernel.target, rng.random(kernel.n_configs), k) for _ in range(_RANDOM_ORDERS)])
-            for k in ks
-        ]
-        for kernel in kernels
-    ]
-    return {f"top{k}": np.array([row[i] for row in rows]) for i, k in enumerate(ks)}
+def random_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
+    """Return the expected top-k error of a random order for each kernel."""
+    return {f"top{k}": np.array([random_top_k_error(kernel.target, k) for kernel in kernels]) for k in ks}
 
 
 def default_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:

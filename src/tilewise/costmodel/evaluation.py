@@ -77,7 +77,7 @@ def evaluate(
             formula = Analytical(dataset.train if len(dataset.train) else kernels)
             rows.append(_model_row("analytical", formula, kernels, seed))
         rows.append(_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
-        rows.append(_row("random", random_errors(kernels, KS, seed), kernels.programs, seed))
+        rows.append(_row("random", random_errors(kernels, KS), kernels.programs, seed))
     noise = _noise(dataset, kernels)
     return Evaluation(split, len(kernels), kernels.n_configs, rows, noise, _ceiling(kernels, noise, seed))
 

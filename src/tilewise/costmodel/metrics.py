@@ -26,6 +26,16 @@ def top_k_error(target: npt.ArrayLike, scores: npt.ArrayLike, k: int) -> float:
     return float(t[ranking(s)[:k]].min() / t.min() - 1.0)
 
 
+def random_top_k_error(target: npt.ArrayLike, k: int) -> float:
+    """Return the expected top-k error of a random order: that of the best of `k` drawn without replacement."""
+    slowdown = np.sort(np.asarray(target, dtype=np.float64))
+    slowdown = slowdown / slowdown[0]
+    n, faster = len(slowdown), np.arange(len(slowdown))
+    # Chance that neither this configuration nor a faster one is drawn; its steps are the chances of being the best.
+    none_drawn = np.cumprod(np.maximum(n - k - faster, 0) / (n - faster))
+    return float(-np.diff(none_drawn, prepend=1.0) @ slowdown - 1.0)
+
+
 def tile_score(targets: Sequence[npt.ArrayLike], scores: Sequence[npt.ArrayLike]) -> float:
     """Return Kaggle's score: the mean over kernels of one minus the top-5 error."""
     return float(np.mean([1.0 - top_k_error(t, s, 5) for t, s in zip(targets, scores, strict=True)]))

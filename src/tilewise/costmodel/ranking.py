@@ -55,6 +55,9 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
     if not hasattr(model, "score"):
         raise ConfigurationError(f"rank takes a trained cost model or its file, not a {type_name(model)}")
     scores, calibration = model.score(kernel), model.calibration
+    # A calibration says nothing about kernels unlike those that it was fitted to.
+    if hasattr(model, "unfamiliarity") and model.unfamiliarity(kernel):
+        calibration = None
     order = _reproducible_order(model, kernel, scores)
     return Ranking(order, scores, confidence(scores, calibration, 1), confidence(scores, calibration, 5))
 

@@ -13,11 +13,13 @@ pytest.importorskip("lightgbm")
 
 from course.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel import load_scorer, train
+from tilewise.costmodel.confidence_fit import calibrate
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import ranking
 from tilewise.costmodel.data.schema import OPCODE_NUMBER
-from tilewise.costmodel.models.blend import Blend, Familiarity
+from tilewise.costmodel.models.blend import Blend, Familiarity, blend
 from tilewise.costmodel.models.gbdt import train_gbdt
+from tilewise.costmodel.ranking import rank
 from tilewise.costmodel.training import auto
 from tilewise.costmodel.training.auto import train_winners
 
@@ -37,30 +39,70 @@ def test_a_kernel_of_another_kind_is_unfamiliar(data: Dataset) -> None:
     assert familiarity.distance(dataclasses.replace(kernel, node_opcode=strange, node_feat=sizes)) > 1
 
 
-def test_a_blend_falls_back_on_unfamiliar_kernels_and_says_so(data: Dataset, tmp_path: Path) -> None:
+def test_one_strange_train_kernel_does_not_make_everything_familiar(data: Dataset) -> None:
+    kernels = list(data.train)
+    strange = dataclasses.replace(kernels[0], node_opcode=np.full_like(kernels[0].node_opcode, OPCODE_NUMBER["fft"]),
+                                  node_feat=kernels[0].node_feat * 4096)  # fmt: skip
+    other = dataclasses.replace(kernels[0], node_opcode=np.full_like(kernels[0].node_opcode, OPCODE_NUMBER["sort"]),
+                                node_feat=kernels[0].node_feat * 16)  # fmt: skip
+    assert Familiarity.fit(kernels).distance(other) > 1
+    assert Familiarity.fit([*kernels, strange]).distance(other) > 1
+
+
+def test_a_blend_warns_of_unfamiliar_kernels_and_may_rank_them_at_random(data: Dataset, tmp_path: Path) -> None:
     ranker = train(data, "TileRanker", epochs=1, progress=False, device="cpu")
     trees = train_gbdt(data, trees=8)
     only_first = Familiarity.fit([data.train[0]])
     unfamiliar = next(kernel for kernel in data.valid if only_first.distance(kernel) > 1)
-    blend = Blend([ranker, trees], [1.0, 0.0], {"fallback": "GBDT"}, only_first)
-    assert blend.name == "TileRanker"
-    blend.save(tmp_path / "model.safetensors")
-    for model in (blend, load_scorer(tmp_path)):
-        with pytest.warns(UserWarning, match="unlike the kernels of the train split"):
-            np.testing.assert_array_equal(ranking(model.score(unfamiliar)), ranking(trees.score(unfamiliar)))
-    blend.record["fallback"] = "random order"
+    fused = blend([ranker, trees], list(data.valid))
+    fused.record["calibration"] = calibrate(fused, list(data.valid))
+    assert rank(fused, unfamiliar).confidence_top5 is not None
+    known = Blend(fused.models, fused.weights, fused.record, only_first)
+    known.save(tmp_path / "model.safetensors")
+    for model in (known, load_scorer(tmp_path)):
+        with pytest.warns(UserWarning, match="unlike the kernels of the train split.*measure some"):
+            np.testing.assert_array_equal(ranking(model.score(unfamiliar)), ranking(fused.score(unfamiliar)))
+            assert rank(model, unfamiliar).confidence_top5 is None
+    known.record["fallback"] = "random order"
     with pytest.warns(UserWarning, match="a random order"):
-        assert sorted(blend.score(unfamiliar)) == list(range(unfamiliar.n_configs))
+        assert sorted(known.score(unfamiliar)) == list(range(unfamiliar.n_configs))
 
 
-def test_the_fallback_is_judged_on_families_that_are_left_out(
-    data: Dataset, capsys: pytest.CaptureFixture[str]
+def test_rankings_are_fused_and_scores_keep_the_scale_of_the_network(data: Dataset) -> None:
+    kernel = data.valid[0]
+    ranker = train(data, "TileRanker", epochs=1, progress=False, device="cpu")
+    trees = [train_gbdt(data, seed, trees=8) for seed in (0, 1)]
+    fused = blend([ranker, *trees], list(data.valid))
+    scores = [model.score(kernel) for model in fused.models]
+    # The mean rank of configurations with equal scores.
+    ranks = [[1 + (s < x).sum() + ((s == x).sum() - 1) / 2 for x in s] for s in scores]
+    expected = ranking(-(1 / np.array(ranks)).sum(axis=0))
+    assert ranking(fused.score(kernel))[:5].tolist() == expected[:5].tolist()
+    total = sum(w * model.score(kernel) for w, model in zip(fused.weights, fused.models, strict=True))
+    np.testing.assert_allclose(np.sort(fused.score(kernel)), np.sort(total), rtol=1e-5, atol=1e-6)
+    rows = np.array([3, 1])
+    np.testing.assert_array_equal(fused.score(kernel, rows), fused.score(kernel)[rows])
+
+
+def test_left_out_families_tell_what_to_expect_of_unfamiliar_kernels(
+    data: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left_out = auto._left_out_kernels(data)
-    assert 5 <= len(left_out) <= 0.4 * len(data.train)
-    fallback = auto._choose_fallback(data, ["TileRanker", "GBDT"], seed=0, max_seconds=4.0)
-    assert fallback in ("TileRanker", "GBDT", "TileRanker + GBDT")
+    left_out = auto._left_out_kernels(list(data.train))
+    assert 5 <= len(left_out) < 0.5 * len(data.train)
+    found = auto._trial(list(data.train), data.schema, ["TileRanker", "GBDT"], 0, 4.0)
+    assert found["fallback"] == "" and found["left_out"]["kernels"] == len(left_out)
+    assert found["left_out"]["model"] < found["left_out"]["random"]
     assert "left-out families" in capsys.readouterr().err
+    # A model that puts the slowest first is worse than any order at random.
+    monkeypatch.setattr(auto, "train", lambda *args, **settings: Backwards())
+    assert auto._trial(list(data.train), data.schema, ["TileRanker"], 0, 4.0)["fallback"] == "random order"
+
+
+class Backwards:
+    name = "TileRanker"
+
+    def score(self, kernel, rows=None):  # type: ignore[no-untyped-def]
+        return -kernel.target
 
 
 def test_trees_stop_at_the_time_limit(data: Dataset) -> None:
@@ -74,6 +116,6 @@ def test_the_recipe_of_the_winners_blends_ranks_and_reads_finished_members(data:
     again = train_winners(data, out_dir=tmp_path, **options)
     kernel = data.valid[1]
     np.testing.assert_array_equal(first.score(kernel), again.score(kernel))
-    np.testing.assert_array_equal(load_scorer(tmp_path).score(kernel), first.score(kernel))
+    np.testing.assert_allclose(load_scorer(tmp_path).score(kernel), first.score(kernel), rtol=1e-5)
     assert sorted({m.name for m in first.models}) == ["GBDT", "TileRanker"]
     np.testing.assert_array_equal(first.score(kernel, np.array([3, 1])), first.score(kernel)[[3, 1]])

@@ -12,6 +12,7 @@ pytest.importorskip("lightgbm")
 from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import load_model, load_scorer
 from tilewise.costmodel.data.dataset import dataset_from_kernels
+from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.training import auto
 from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError
@@ -23,44 +24,45 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
-def found(*each, times=1):
-    return {"each": list(each) * times}
+MEMBERS = ("TileRanker", "TileRanker_2", "TileRanker_3", "GBDT", "GBDT_2")
 
 
-def test_one_alone_is_believed_only_where_it_is_clearly_better():
-    first, second, third = auto.CANDIDATES
-    few = {first: found(0.5, 0.6, times=3), second: found(0.6, 0.1, times=3), third: found(0.1, 0.1, times=3)}
-    assert auto._blend_names(few) == [first, second]  # half of the kernels suit it
-    assert auto._blend_names(few | {second: found(0.1, 0.2, times=3)}) == [second]
-    assert auto._blend_names(few | {second: found(0.9, 1.0, times=3)}) == [first]
-    assert auto._blend_names({first: found(0.5, 0.6), second: found(0.1, 0.2)}) == [first, second]  # two tell nothing
-    unsure = {first: found(*[0.0] * 6), second: found(0.9, 0.9, 0.1, 0.5, 1.2, -0.3)}  # 2.4 standard errors
-    assert auto._blend_names(unsure) == [first, second]  # Student's t of six is 2.6
-    assert auto._blend_names({second: found(0.5, times=5), third: found(0.1, times=5)}) == [second]
-    assert auto._blend_names({third: found(0.5, 0.6)}) == [third]
+def found(*each):
+    return {"each": list(each)}
+
+
+def test_a_kind_is_left_out_only_if_the_other_is_clearly_better(monkeypatch):
+    first, second = auto.KINDS
+
+    def chosen(one, other):
+        each = {first: found(*one), second: found(*other), f"{first} + {second}": found(0.0)}
+        monkeypatch.setattr(auto, "valid_errors", lambda model, valid: each[model.name])
+        return auto._select([Constant(first), Constant(second), Constant(second)], [])[0].name
+
+    monkeypatch.setattr(auto, "blend", lambda models, valid: auto.Blend(models, [1.0] * len(models)))
+    together = f"{first} + {second}"
+    assert chosen((0.5, 0.6) * 3, (0.6, 0.1) * 3) == together  # half of the kernels suit it
+    assert chosen((0.5, 0.6) * 3, (0.1, 0.2) * 3) == second
+    assert chosen((0.5, 0.6) * 3, (0.9, 1.0) * 3) == first
+    assert chosen((0.5, 0.6), (0.1, 0.2)) == together  # two kernels are too few
+    # 2.4 standard errors, where Student's t of six is 2.6.
+    assert chosen([0.0] * 6, (0.9, 0.9, 0.1, 0.5, 1.2, -0.3)) == together
+    assert auto._select([Constant(second)], [])[0].name == second
 
 
 def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=2)
     record = kept.record["auto"]
-    assert set(auto.CANDIDATES) <= set(record["valid"])
+    assert set(auto.KINDS) <= set(record["valid"])
     assert record["chosen"] == kept.name and kept.name in record["valid"]
+    assert [model.name for model in kept.models].count("TileRanker") in (0, 3)
     kernel = data.test[0]
     for again in (load_scorer(tmp_path), load_model(tmp_path)):
         assert again.name == kept.name
         assert again.score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
     messages = capsys.readouterr().err
     assert f"{kept.name} is kept." in messages
-    assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in auto.CANDIDATES)
-
-
-def test_a_candidate_outside_the_blend_must_beat_it_clearly(data, tmp_path, monkeypatch):
-    third = auto.CANDIDATES[2]
-    for each, name in ((found(0.0, times=6), third), (found(9.0, 0.0, 9.0, times=2), "TileRanker + GBDT")):
-        told = {"TileRanker": found(1.0, 2.0, 3.0, times=2), "GBDT": found(2.0, 1.0, 3.0, times=2), third: each}
-        models = {candidate: Constant(candidate) for candidate in told}
-        monkeypatch.setattr(auto, "valid_errors", lambda model, dataset: found(1.0, 1.0, 1.5, times=2))
-        assert auto._select(models, told, data, data, seed=0).name == name
+    assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in MEMBERS)
 
 
 class Constant:
@@ -75,7 +77,7 @@ class Constant:
 def test_a_collection_without_a_valid_split_lends_one_from_train(count, tmp_path, capsys):
     data = dataset_from_kernels(simulated_kernels(count, seed=3, n_configs=30), [])
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert set(auto.CANDIDATES) <= set(kept.record["auto"]["valid"])
+    assert set(auto.KINDS) <= set(kept.record["auto"]["valid"])
     assert "no valid split" in capsys.readouterr().err
 
 
@@ -97,11 +99,11 @@ def test_a_run_that_was_cut_off_goes_on_with_the_candidate_it_was_at(data, tmp_p
     monkeypatch.setattr(auto, "train", cut_off)
     with pytest.raises(KeyboardInterrupt):
         auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    first = tmp_path / auto.CANDIDATES[0] / auto.MODEL_FILE
+    first = tmp_path / auto.KINDS[0] / auto.MODEL_FILE
     before = first.stat().st_mtime_ns
     auto.train_auto(data, out_dir=tmp_path, epochs=1)
     assert first.stat().st_mtime_ns == before
-    assert all((tmp_path / name / auto.MODEL_FILE).is_file() for name in auto.CANDIDATES)
+    assert all((tmp_path / name / auto.MODEL_FILE).is_file() for name in MEMBERS)
     auto.train_auto(data, out_dir=tmp_path, epochs=2)  # another run: nothing is taken over
     assert first.stat().st_mtime_ns > before
 
@@ -110,14 +112,26 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
     train = auto.train
 
     def picky(dataset, name, **settings):
-        if name == auto.CANDIDATES[0]:
+        if name == auto.KINDS[0]:
             raise ConfigurationError("Training diverged.")
         return train(dataset, name, **settings)
 
     monkeypatch.setattr(auto, "train", picky)
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert auto.CANDIDATES[0] not in kept.record["auto"]["valid"]
-    assert f"{auto.CANDIDATES[0]} is skipped: Training diverged." in capsys.readouterr().err
+    assert auto.KINDS[0] not in kept.record["auto"]["valid"]
+    assert f"{auto.KINDS[0]} is skipped: Training diverged." in capsys.readouterr().err
+
+
+def test_a_time_limit_is_that_of_all_members_together(data, tmp_path, monkeypatch):
+    train, limits = auto.train, []
+
+    def noted(dataset, name, **settings):
+        limits.append(settings["max_seconds"])
+        return train(dataset, name, **settings)
+
+    monkeypatch.setattr(auto, "train", noted)
+    auto.train_auto(data, out_dir=tmp_path, epochs=1, max_seconds=20.0)
+    assert 12.0 < sum(limits) <= 20.0
 
 
 def test_a_damaged_or_other_model_of_a_candidate_is_trained_again(data, tmp_path):
@@ -137,3 +151,16 @@ def test_a_damaged_or_other_model_of_a_candidate_is_trained_again(data, tmp_path
 @pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])
 def test_few_kernels_are_gone_through_more_often(least, batches, passes):
     assert default_settings("TileRanker", least_steps=least).passes(batches) == passes
+
+
+def test_members_share_the_features_of_the_train_split(data, monkeypatch):
+    fits = []
+    fit = RankerFeatures.fit
+    monkeypatch.setattr(RankerFeatures, "fit", lambda split: fits.append(len(split)) or fit(split))
+    fresh = dataset_from_kernels(list(data.train), list(data.valid))
+    one = auto.train(fresh, "TileRanker", epochs=1, progress=False)
+    trees = auto.train(fresh, "GBDT", model_kwargs={"trees": 3})
+    assert fits == [len(fresh.train)]
+    assert one.preparation is trees.preparation
+    alone = auto.train(dataset_from_kernels(list(data.train), list(data.valid)), "GBDT", model_kwargs={"trees": 3})
+    assert alone.score(data.test[0]).tolist() == trees.score(data.test[0]).tolist()

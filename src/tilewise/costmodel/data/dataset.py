@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class Split(Sequence[Kernel]):
         self.schema = schema
         self._offsets = offsets
         self._arrays = arrays
+        self.prepared: dict[str, Any] = {}  # inputs by kind of preparation, which models of an ensemble share
 
     def __len__(self) -> int:
         return len(self.names)

@@ -52,9 +52,12 @@ def fit_ranker(split: Split) -> RankerFeatures:
     sizes = np.stack([kernel_sizes(k) for k in kernels])
     columns = useful_columns(np.concatenate(configs), split.schema.config_features)
     slots = distinct_slots(sizes)
-    tiles = NO_TILES
+    tiles, tile_tables, readings = NO_TILES, list[Any](), list[Any]([None] * len(kernels))
     if tuple(split.schema.config_features) == TILE_FEATURES:
-        columns, slots, tiles = columns[:0], slots[:0], _varying_tile_features(kernels, configs)
+        columns, slots = columns[:0], slots[:0]
+        readings = [read_tiles(k.node_feat, k.node_opcode, k.edge_index, k.config_feat) for k in kernels]
+        tile_tables = [tile_features(*row) for row in zip(readings, configs, strict=True)]
+        tiles = np.flatnonzero(np.any([np.ptp(table, axis=1) > 0 for table in tile_tables], axis=0))
     gpu = gpu_of(split.schema)
     # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
     node_columns, node_centre, node_scale = _fit_nodes(kernels)
@@ -72,11 +75,12 @@ def fit_ranker(split: Split) -> RankerFeatures:
         gpu=np.zeros(0) if gpu is None else gpu.to_array(),
         tile_columns=tiles,
     )  # fmt: skip
-    readings = [draft.reading(k) for k in kernels]
     raw_global = np.stack([draft.raw_global(*row) for row in zip(kernels, sizes, readings, strict=True)])
     # Raw features of all sampled configurations, one row per feature.
     rows_of_kernels = zip(kernels, sizes, (config.astype(np.float32) for config in configs), readings, strict=True)
-    raw_config = np.concatenate([draft.raw_config(*row) for row in rows_of_kernels], axis=1)
+    raw_tables: list[Any] = [table[tiles].astype(np.float32) for table in tile_tables]
+    raw_tables = raw_tables or [draft.raw_config(*row) for row in rows_of_kernels]
+    raw_config = np.concatenate(raw_tables, axis=1)
     global_centre, global_scale = _moments(raw_global)
     config_centre, config_scale = _moments(raw_config.T)
     return dataclasses.replace(
@@ -226,15 +230,6 @@ def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     deviation = raw.std(axis=0, dtype=np.float64)
     factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
     return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
-
-
-def _varying_tile_features(kernels: Sequence[Kernel], configs: Configs) -> npt.NDArray[np.int64]:
-    """Return the indices of the tile features that differ between configurations of any kernel."""
-    varying = np.zeros(TILE_FEATURE_COUNT, bool)
-    for kernel, config in zip(kernels, configs, strict=True):
-        reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
-        varying |= np.ptp(tile_features(reading, config), axis=1) > 0
-    return np.flatnonzero(varying)
 
 
 def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:

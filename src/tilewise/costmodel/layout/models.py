@@ -60,7 +60,7 @@ class LayoutSAGE(LayoutModel):
         self.head = Stack(hidden, (hidden, 1), "leaky_relu")
 
     def encode(self, segment: GraphSegment, config: Tensor) -> Tensor:
-        """Encode a segment for K configurations as (K, width)."""
+        """Encode a segment as its mean over nodes."""
         nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
         x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
         config_encoding = self.configs(config.float() / DIMENSIONS).transpose(0, 1)  # (p, K, H)

@@ -24,11 +24,12 @@ import numpy.typing as npt
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.inputs import Preparation
+from tilewise.costmodel.features.inputs import ModelInputs, Preparation
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.ranker_fit import check_configs_differ
 from tilewise.costmodel.models.file_writer import FileContents, file_contents, write_tensors
 from tilewise.costmodel.models.files import ModelFile
+from tilewise.costmodel.training.sampling import InputCache, prepared_inputs
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 DEFAULTS: dict[str, Any] = {
@@ -43,9 +44,6 @@ DEFAULTS: dict[str, Any] = {
 TREES = 300
 MAX_ROWS = 2_000_000  # of the training table, to bound memory at about 1 GB
 _MIN_ROWS_PER_KERNEL = 16
-# A kernel is one query of LambdaRank: with 24 kernels (benchmarks.foreign, forty, three seeds) a blend with regression
-# trees has 4 to 13 % top-5 error, one with ranking trees 11 to 31 %.
-_MIN_RANKED_KERNELS = 60
 _MAX_GROUP_ROWS = 10_000  # LightGBM's limit for LambdaRank
 _MAX_RELEVANCE = 31  # LambdaRank's label of the fastest configuration; LightGBM allows labels 0 to 31
 
@@ -99,8 +97,11 @@ def tabular(
     preparation: Preparation, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
     """Join configuration inputs and the mean node inputs to the table that the trees read."""
+    return _joined(preparation.apply(kernel, rows))
+
+
+def _joined(inputs: ModelInputs) -> npt.NDArray[np.float32]:
     # Trees read one row per configuration, so the graph enters as the mean of its nodes.
-    inputs = preparation.apply(kernel, rows)
     mean = np.broadcast_to(inputs.node.mean(axis=0), (len(inputs.config), inputs.node.shape[1]))
     return np.hstack([inputs.config, mean])
 
@@ -114,19 +115,19 @@ def train_gbdt(
     max_seconds: float = 0.0,
     **parameters: Any,
 ) -> GBDT:
-    """Fit trees to the order (LambdaRank, Burges 2010) or, with few kernels or objective="regression", to log runtime.
+    """Fit trees to the order (LambdaRank, Burges 2010) or, with objective="regression", to log runtime.
 
     With `max_seconds`, the trees that are finished by then are used.
     """
     deadline = time.monotonic() + max_seconds if max_seconds else None
     if not dataset.train.labelled:
         raise ConfigurationError("Training needs a train split with runtimes; this collection has none.")
-    objective = "lambdarank" if len(dataset.train) >= _MIN_RANKED_KERNELS else "regression"
-    settings = DEFAULTS | {"objective": objective} | parameters
+    settings = DEFAULTS | {"objective": "lambdarank"} | parameters
     ranks = settings["objective"] == "lambdarank"
-    preparation = RankerFeatures.fit(dataset.train)
+    inputs = prepared_inputs(dataset.train, RankerFeatures.kind)
+    preparation = inputs.preparation
     check_configs_differ(preparation)
-    table, labels, groups = _training_table(dataset, preparation, seed, ranks)
+    table, labels, groups = _training_table(inputs, seed, ranks)
     if ranks:
         # LightGBM's default gain 2^label would let the fastest configuration decide alone; a linear gain does not.
         settings["label_gain"] = list(range(_MAX_RELEVANCE + 1))
@@ -181,18 +182,19 @@ def _stop_at(deadline: float) -> Any:
 
 
 def _training_table(
-    dataset: Dataset, preparation: Preparation, seed: int, ranks: bool
+    inputs: InputCache, seed: int, ranks: bool
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]:
     """Build the table, its labels and the number of rows per kernel; large collections are subsampled."""
     rng = np.random.default_rng(seed)
-    limit = min(_MAX_GROUP_ROWS, max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(dataset.train))))
+    limit = min(_MAX_GROUP_ROWS, max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(inputs))))
     tables, labels = [], []
-    for kernel in dataset.train:
+    for index in range(len(inputs)):
         # Every kernel contributes at most its share of the rows, so that a few large ones do not dominate.
-        rows = None if kernel.n_configs <= limit else np.sort(rng.choice(kernel.n_configs, limit, replace=False))
-        target = kernel.target if rows is None else kernel.target[rows]
+        count = inputs.kernel(index).n_configs
+        rows = np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
+        target = inputs.target(index, rows)
         slowdown = target / target.min()
-        tables.append(tabular(preparation, kernel, rows))
+        tables.append(_joined(inputs.rows(index, rows)))
         # Relevance falls with the slowdown: 31 for the fastest, 15 at twice its time.
         labels.append(np.floor(_MAX_RELEVANCE / slowdown) if ranks else np.log(slowdown))
     return np.concatenate(tables), np.concatenate(labels), [len(kernel_labels) for kernel_labels in labels]

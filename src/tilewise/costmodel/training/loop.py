@@ -20,7 +20,7 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset, Split
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.features.inputs import Preparation, preparation_class
+from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.ranker_fit import check_configs_differ, prior
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
@@ -29,7 +29,7 @@ from tilewise.costmodel.models.trained import TrainedModel, load_model
 from tilewise.costmodel.training.config import TrainSettings, budget, default_settings
 from tilewise.costmodel.training.parallel import torchrun_group
 from tilewise.costmodel.training.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
-from tilewise.costmodel.training.sampling import InputCache, epoch_batches
+from tilewise.costmodel.training.sampling import InputCache, epoch_batches, prepared_inputs
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def _finished_model(folder: Path, fingerprint: str) -> TrainedModel | GBDT | Non
 
 def _faster_run(run: TrainingRun, progress: bool) -> TrainingRun:
     """Time a few steps on the GPU and on the CPU, and return a new run on the faster device."""
-    other = TrainingRun(run.dataset, run.settings, "cpu", run.folder, run.preparation)
+    other = TrainingRun(run.dataset, run.settings, "cpu", run.folder)
     gpu, cpu = run.seconds_per_step(), other.seconds_per_step()
     device = run.device if gpu <= cpu else "cpu"
     if progress:
         print(f"training on {device}: a step takes {1e3 * gpu:.2f} ms on the GPU, {1e3 * cpu:.2f} ms on the CPU",
               file=sys.stderr)  # fmt: skip
-    return TrainingRun(run.dataset, run.settings, device, run.folder, run.preparation)
+    return TrainingRun(run.dataset, run.settings, device, run.folder)
 
 
 def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None) -> GBDT:
@@ -144,7 +144,6 @@ class TrainingRun(ResumableRun):
         settings: TrainSettings,
         device: str,
         folder: Path | None,
-        preparation: Preparation | None = None,
     ) -> None:
         """Fit the preparation, build the model with the seed's initial weights, and set up both splits."""
         import torch
@@ -159,7 +158,8 @@ class TrainingRun(ResumableRun):
         self.processes = torchrun_group(device, settings.max_seconds)
         self.writes = self.processes is None or self.processes.first
         kind = getattr(model_class(settings.model), "preparation", "minmax")
-        self.preparation: Preparation = preparation or preparation_class(kind).fit(dataset.train)
+        self.inputs = prepared_inputs(dataset.train, kind)
+        self.preparation: Preparation = self.inputs.preparation
         # Defaults are recorded too, so that a file builds the same model after a default has changed.
         self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
         check_configs_differ(self.preparation)
@@ -176,7 +176,6 @@ class TrainingRun(ResumableRun):
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
         self._create_optimizer()
-        self.inputs = InputCache(dataset.train, self.preparation)
         selection, self.calibration_kernels = _nested_kernels(dataset.valid, settings)
         self.validation = InputCache(selection, self.preparation)
 

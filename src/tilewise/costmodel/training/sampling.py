@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.features.inputs import ModelInputs, Preparation
+from tilewise.costmodel.features.inputs import ModelInputs, Preparation, preparation_class
 
 CACHE_BYTES = 256 << 20  # holds every embedded collection; arbitrary
 
@@ -81,6 +82,14 @@ class InputCache:
             inputs = dataclasses.replace(inputs, config=np.ascontiguousarray(inputs.config))
             self._inputs[index] = inputs
         return inputs
+
+
+def prepared_inputs(split: Split, kind: str) -> InputCache:
+    """Return the inputs of a train split under a preparation fitted to it; all models of the split share them."""
+    if kind not in split.prepared:
+        split.prepared[kind] = InputCache(split, preparation_class(kind).fit(split))
+    cache: InputCache = split.prepared[kind]
+    return cache
 
 
 def slate_positions(counts: Any, uniform: Any, fastest: float) -> Any:
