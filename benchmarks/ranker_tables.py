@@ -37,10 +37,11 @@ def unseen() -> str:
     cells = []
     for name, runs in content["runs"].items():
         for part in sorted(runs[0]["errors"], reverse=True):
-            means = {m: np.mean([r["errors"][part][m][1] for r in runs if m in r["errors"][part]]) for m in models}
+            errors_of = {m: [r["errors"][part][m][1] for r in runs if m in r["errors"][part]] for m in models}
+            means = [f"{np.mean(errors):.2f} %" if errors else "" for errors in errors_of.values()]
             unfamiliar, count = np.sum([run["unfamiliar"][part] for run in runs], axis=0)
             flagged = f"{unfamiliar} of {count}"
-            cells.append((f"`{name}`", part, *(f"{means[m]:.2f} %" for m in models), flagged, str(len(runs))))
+            cells.append((f"`{name}`", part, *means, flagged, str(len(runs))))
     headings = ("collection", "families", *models[:-1], "five random picks", "unfamiliar", "seeds")
     return table(headings, cells)
 

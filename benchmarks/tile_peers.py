@@ -43,7 +43,6 @@ from tilewise.costmodel.data.tpu_tiles import estimate_runtime
 from tilewise.costmodel.hlo.tuning_data import read_tuning_data
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.torch.ragged import KernelBatch
-from tilewise.costmodel.training.config import RANKER_DEFAULTS
 
 RESULTS = Path(__file__).parent / "results" / "tile_peers.json"
 OURS = "TileRanker"
@@ -61,7 +60,6 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SAMPLE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "TileRanker": ("TileRanker", {}),
-    "TileRanker, passes as for GPUs": ("TileRanker", {"least_steps": RANKER_DEFAULTS["least_steps"]}),
     "EarlyJoinSAGE": ("EarlyJoinSAGE", {}),
 }
 

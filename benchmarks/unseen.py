@@ -164,7 +164,8 @@ def run_once(data: Dataset, seed: int) -> dict[str, Any]:
                 part.setdefault(name, []).append([top_k_error(kernel.target, scores, k) for k in (1, 5)])
             part.setdefault("random", []).append([random_top_k_error(kernel.target, k) for k in (1, 5)])
     errors = {
-        part: {n: [round(100 * x, 3) for x in np.mean(v, 0)] for n, v in row.items()} for part, row in rows.items()
+        part: {n: [round(100 * float(x), 3) for x in np.mean(v, 0)] for n, v in row.items()}
+        for part, row in rows.items()
     }
     return {"seed": seed, "errors": errors, "chosen": auto.name, "unfamiliar": familiarity(data)}
 
