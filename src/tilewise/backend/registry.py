@@ -207,7 +207,7 @@ class OptimizedBackend:
         return Explanation(op, selected.name, reason, rejected, tile)
 
     def _describe(self, selected: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
-        """Explain why an implementation runs, and with which tile."""
+        """Return a sentence about why an implementation runs on these arguments, and its tile (None without one)."""
         if kwargs.get("tile") is not None:
             return "it supports these arguments, with the tile passed by the caller", kwargs["tile"]
         if "tile" not in kwargs:

@@ -214,7 +214,7 @@ class Sampler:
             raise ConfigurationError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
 
     def pick(self, logits: Array, rng: np.random.Generator) -> Array:
-        """Choose one token per row of logits (B, vocabulary)."""
+        """Choose one token id per row of logits (B, vocabulary), the most likely or a random one; returns (B,)."""
         if np.isnan(logits).any():
             raise ConfigurationError("the logits are NaN; the model's weights contain NaN or infinity")
         if self.temperature == 0:

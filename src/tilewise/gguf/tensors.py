@@ -128,7 +128,7 @@ def block_matrix(kind: TensorKind, raw: Array, shape: tuple[int, int], arena: An
 
 
 def block_rows(kind: TensorKind, raw: Array, shape: tuple[int, int]) -> Any:
-    """Make the kernel that looks up rows of a table where they are stored."""
+    """Make a kernel that looks up and dequantizes rows of a (rows, width) table, which stays in the file's format."""
     return (
         NumpyBlocks(kind, raw, shape)
         if native is None

@@ -316,7 +316,7 @@ def _attributes(module: Module) -> dict[str, Any]:
 
 
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Tell whether two dicts of attributes have the same objects, or equal numbers and words."""
+    """Tell whether two dicts of module attributes hold the same objects, or equal numbers and words."""
     if now.keys() != before.keys():
         return False
     pairs = ((value, before[name]) for name, value in now.items())

@@ -94,7 +94,7 @@ class FLOPCounter:
 
 
 def _sum_of(result: Any) -> Any:
-    """Return a scalar to differentiate: the sum of the model's first result."""
+    """Return the sum of the model's first result, as a scalar to differentiate."""
     if isinstance(result, tuple | list):
         result = result[0]
     if not hasattr(result, "backward"):

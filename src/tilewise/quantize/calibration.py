@@ -252,7 +252,7 @@ class _ActivationStatistics:
             self._observe_channels(op_index, result.reshape(*result.shape[:2], -1))
 
     def _observe_channels(self, index: int, x: Array) -> None:
-        """Add the per-channel statistics of a result (N, C, values)."""
+        """Add the range, sum and squares of each channel of a result (N, C, values) to its statistics."""
         # Sums over images of each channel's mean and mean square: (C)
         mean, square = x.mean(2, dtype=np.float64).sum(0), np.square(x).mean(2, dtype=np.float64).sum(0)
         ends = np.stack([x.min((0, 2)), x.max((0, 2))])

@@ -68,7 +68,7 @@ def _table(table: Table) -> str:
 
 
 def bars(chart: Bars) -> str:
-    """Format horizontal bars with their values at the end; on a narrow screen the names are above them."""
+    """Format a bar chart as HTML, values at the bars' ends; on a narrow screen the names are above the bars."""
     largest = max(chart.values.values(), default=0.0) if chart.largest is None else chart.largest
     rows = "".join(
         f'<div><span>{escape(name)}</span><p><i style="--share:{_share(value, largest, chart.log):.4f}"></i>'

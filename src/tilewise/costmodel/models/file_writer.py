@@ -35,7 +35,7 @@ def without_nans(value: Any) -> Any:
 def file_contents(
     weights: Mapping[str, npt.NDArray[Any]], preparation: Preparation, schema: Schema, record: Mapping[str, Any]
 ) -> FileContents:
-    """Return the arrays and the record of a model's file."""
+    """Collect what a model file stores: weights and preparation as arrays, schema and training record as JSON data."""
     tensors = {f"weight.{k}": v for k, v in weights.items()}
     return tensors | {f"prepare.{k}": v for k, v in preparation.tensors().items()}, {
         **record,

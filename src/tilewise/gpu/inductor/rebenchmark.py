@@ -91,7 +91,7 @@ def is_close(torch: Any, result: Any, expected: Any) -> bool:
 
 
 def _prepare(torch: Any, choices: Sequence[Any]) -> list[RunnableChoice]:
-    """Run every candidate once on every set of operands; return those that ran with their calls and first results."""
+    """Run every candidate once on every set of operands; return those that succeed, with their calls and results."""
     input_metas = [choice.bmreq.input_tensor_meta for choice in choices]
     operand_sets = _random_storages(torch, input_metas)
     candidates = []

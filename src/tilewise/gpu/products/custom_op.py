@@ -35,7 +35,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-    """Return the gradients of a, b, bias and residual, and None for the other arguments."""
+    """Return the gradients of a, b, bias and residual from the result's; None for arguments without one."""
     a, b, *for_activation = ctx.saved_tensors
     if ctx.activation == "relu":
         gradient = gradient * (for_activation[0] > 0)

@@ -246,7 +246,7 @@ def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
 
 @operator("Range")
 def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
-    """Count from start up to, but not including, limit."""
+    """Return the numbers from start up to, but not including, limit, in steps of `step`."""
     same_type(node, start, limit, step)
     a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
     if by == 0 or not all(map(math.isfinite, (a, b, by))):

@@ -60,7 +60,7 @@ def _lanes(events: Sequence[ProfileEvent]) -> tuple[dict[int, int], int]:
 
 
 def _bar(event: ProfileEvent, start: float, duration: float, row: int) -> str:
-    """Draw an event as a bar; `start` and `duration` are fractions of the whole timeline."""
+    """Format an event as an SVG bar; `start` and `duration` are fractions of the whole timeline."""
     x, width, y = start * _WIDTH, max(duration * _WIDTH, 0.3), row * _ROW
     name = (event.layer.rsplit(".", 1)[-1] or event.name) if event.kind == "module" else event.name
     text = ""

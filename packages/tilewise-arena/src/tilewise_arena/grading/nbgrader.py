@@ -67,7 +67,7 @@ def write_course(lessons: Iterable[str], folder: Path) -> Path:
 
 
 def apart() -> Any:
-    """Return nbgrader's preprocessor class that runs answers isolated; defined here because nbgrader may be missing."""
+    """Return the nbgrader preprocessor class that moves a student's code from the notebook to a file beside it."""
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
     class IsolateAnswers(base):  # type: ignore[misc]

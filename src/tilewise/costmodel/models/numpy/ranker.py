@@ -126,7 +126,7 @@ def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) 
 
 
 def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats) -> Floats:
-    """Compute scores from the first layer's products (C, members * H), which are overwritten."""
+    """Compute one score per configuration from the first layer's outputs (C, members * H), which are overwritten."""
     h = hidden.reshape(-1, len(encoding.bias))  # (C * members, H)
     zero = h.dtype.type(0)  # NumPy converts a Python 0 in every call, which takes longer than the comparison
     h += encoding.bias
