@@ -261,6 +261,15 @@ def load(event, folder):
 _TALKATIVE = "import tempfile, warnings\nprint('loading')\nwarnings.warn('careful')\n" + _MODEL.replace(
     "    def answer", "    with tempfile.TemporaryFile() as kept:\n        kept.write(bytes(4096))\n    def answer"
 )
+_LISTS = _MODEL.replace("np.asarray(model(Tensor(x)))", "np.asarray(model(Tensor(x))).tolist()")
+_FILES = _MODEL.replace(
+    "    def answer",
+    "    np.save('/tmp/first.npy', next(t.data for _, t in model.named_tensors()))\n    def answer",
+)
+_BACKGROUND = _THREADED.replace("ThreadPoolExecutor(2)", "ThreadPoolExecutor(4)").replace(
+    "(x[:16], x[16:])", "(x[:8], x[8:16], x[16:24], x[24:])"
+)
+_COLLECTS = _MODEL.replace("    def answer(x):", "    import gc\n    def answer(x):\n        gc.collect(0)")
 _CACHED_TEXT = """
 import numpy as np
 from tilewise import models
@@ -277,10 +286,16 @@ _TEXTS = {
     "quantized": _QUANTIZED,
     "threaded": _THREADED,
     "talkative": _TALKATIVE,
+    "lists of numbers": _LISTS,
+    "writes files": _FILES,
+    "four threads": _BACKGROUND,
+    "collects garbage": _COLLECTS,
     "cached": _CACHED_TEXT,
 }
 PLUGINS = [("MLP_SPRINT", name) for name in ("plain", "by hand", "in place", "quantized", "threaded", "talkative")] * 2
 PLUGINS += [("CNN_MARATHON", name) for name in ("plain", "quantized", "threaded", "talkative")] * 2
+_NEWER = ("lists of numbers", "writes files", "four threads", "collects garbage")
+PLUGINS += [(event, name) for event in ("MLP_SPRINT", "CNN_MARATHON") for name in _NEWER]
 PLUGINS += [("TRANSFORMER_DECATHLON", "cached")]
 
 

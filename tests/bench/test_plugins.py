@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from tilewise.errors import UnavailableError
 from tilewise_arena.board import open_board
 from tilewise_arena.sandbox import bubblewrap, host, score_plugin
 from tilewise_arena.sandbox.host import Submitted
-from tilewise_arena.sandbox.score import Answers, _check_baseline, _check_floor, questions_for
+from tilewise_arena.sandbox.score import Answers, _ask_interleaved, _check_baseline, _check_floor, questions_for
 
 pytestmark = pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 
@@ -86,21 +86,6 @@ def test_answers_that_depend_on_more_than_the_question_are_rejected(tmp_path: Pa
         "return np.asarray(model(Tensor(x)))", "return np.asarray(model(Tensor(x))) + 0.05 * turn[0]"
     )
     assert "two different answers" in str(rejection(tmp_path, code, settings))
-
-
-def test_work_that_goes_on_between_the_questions_is_rejected(tmp_path: Path, settings: Settings) -> None:
-    code = (
-        HONEST
-        + """
-import hashlib, threading
-work = bytes(1 << 20)
-def spin():
-    while True:
-        hashlib.sha256(work)
-threading.Thread(target=spin, daemon=True).start()
-"""
-    )
-    assert rejection(tmp_path, code, settings).code == "work outside timing"
 
 
 def test_a_clock_changed_by_the_plugin_is_not_the_one_that_counts(tmp_path: Path, settings: Settings) -> None:
@@ -288,18 +273,71 @@ def test_the_wait_of_every_thread_counts_when_an_answer_is_late(
         score_plugin(plugin(tmp_path, code), "MLP_SPRINT", replace(settings, run_seconds=10.0))
 
 
-@pytest.mark.parametrize("few", [[0.5] * 4, [20.0] * 4, []])
-def test_time_burnt_on_a_few_questions_does_not_pay_for_work_between_all(few: list[float]) -> None:
-    usual: list[float] = [1e-3] * 50
+class ScriptedHost:
+    """A host whose plugin answers in a millisecond and works for another before the next question."""
 
-    def checked(idle: float, busy: list[float]) -> None:
-        child = bubblewrap.SandboxedProcess(None, 0, None)  # type: ignore[arg-type]
-        host.Host(child, TinyMLPerf.MLP_SPRINT, "plugin", False, 0.0, idle=idle, busy=busy).check_idle()
+    idle = 9.9  # of loading
 
-    checked(0.0054, usual + few)
-    with pytest.raises(Rejected, match="work before or after timing"):
-        checked(0.0062, usual + few)
-    checked(0.2, [0.5] * 50)
+    def ask(self, question: np.ndarray, watched: bool = False) -> tuple[np.ndarray, float]:
+        self.idle += 1e-3
+        return question, 1e-3
+
+
+def test_work_between_questions_counts_as_time_of_the_answers() -> None:
+    questions = questions_for(TinyMLPerf.MLP_SPRINT, np.random.default_rng(0), 8)
+    hosts: list[Any] = [ScriptedHost(), ScriptedHost()]
+    answers = _ask_interleaved(*hosts, questions, np.random.default_rng(0))
+    timed = sum(question.is_timed and question.repeats is None for question in questions)
+    repeats = sum(question.repeats is not None for question in questions)
+    for side in answers:
+        assert len(side.seconds) == timed
+        # Work after repeated questions is not lost: it counts on the others.
+        assert side.idle_seconds == pytest.approx(1e-3 * len(questions) / (len(questions) - repeats))
+        assert side.seconds == pytest.approx([1e-3 + side.idle_seconds] * timed)
+
+
+def test_a_plugin_that_creates_a_file_is_charged_the_whole_scratch_folder(tmp_path: Path, settings: Settings) -> None:
+    """Files that exist only during a question would be in no sample of the folder."""
+    event, deadline = TinyMLPerf.MLP_SPRINT, time.monotonic() + 600
+    inputs = event.timed_inputs(np.random.default_rng(0), 1)[0]
+    brief = HONEST.replace(
+        "    def answer(x):",
+        "    import os\n    def answer(x):\n        open('/tmp/a', 'w').close(); os.unlink('/tmp/a')",
+    )
+    least = 1 << 40
+    for code, scratch in ((HONEST, 0), (brief, bubblewrap.SCRATCH_BYTES + host._MOST_NAMES * host._NAME_BYTES)):
+        with host.hosted("plugin", Submitted({"plugin.py": code.encode()}), event, 1, deadline) as plugin_host:
+            plugin_host.ask(inputs)
+            assert plugin_host.memory_bytes(least) == least + scratch
+
+
+# What ends, and what the first thread and the one that answers do at last; the call is `exit` of one thread.
+ENDS = {
+    "process": ("time.sleep(1000)", "os._exit(0)"),
+    "first thread": ("ctypes.CDLL(None).syscall(60, 0)", "time.sleep(1000)"),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_plugin_that_ends_before_its_memory_is_measured_is_rejected(what: str) -> None:
+    event, deadline = TinyMLPerf.MLP_SPRINT, time.monotonic() + 600
+    first, answering = ENDS[what]
+    code = f"""
+import ctypes, os, threading, time
+def load(event, folder):
+    def answers():
+        os.read(3, 8192)
+        os.write(4, bytes(1280))
+        {answering}
+    os.write(4, b"l")
+    threading.Thread(target=answers).start()
+    {first}
+"""
+    with host.hosted("plugin", Submitted({"plugin.py": code.encode()}), event, 1, deadline) as plugin_host:
+        plugin_host.ask(event.timed_inputs(np.random.default_rng(0), 1)[0])
+        until(lambda: not host._status_bytes(plugin_host.pid, "status", "VmHWM"))
+        with pytest.raises(Rejected, match="ended before its memory"):
+            plugin_host.memory_bytes(0)
 
 
 def test_a_practice_score_has_an_interval_and_is_never_ranked(tmp_path: Path, settings: Settings) -> None:

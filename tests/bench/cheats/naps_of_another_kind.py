@@ -1,4 +1,4 @@
-# refused: while no question was open
+# harmless: processor time between questions is part of the time of the answers
 import threading
 
 # honest

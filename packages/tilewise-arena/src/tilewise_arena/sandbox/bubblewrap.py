@@ -34,7 +34,7 @@ from tilewise._extension import native
 from tilewise.errors import UnavailableError
 
 SITE, PLUGIN, SCRATCH = "/site", "/plugin", "/tmp"
-SCRATCH_BYTES = 16 << 20  # arbitrary; counts as memory of the plugin
+SCRATCH_BYTES = 1 << 20  # arbitrary; counts as memory of a plugin that creates a file
 _SUPERVISOR = f"{SITE}/tilewise_arena/sandbox/supervisor.py"
 # How long to wait for a killed process, and how much longer the supervisor waits than the harness; arbitrary.
 _KILL_SECONDS = 5.0
@@ -46,7 +46,7 @@ _MADVISE_ALLOWED = (3, 14, 15)  # WILLNEED, HUGEPAGE, NOHUGEPAGE; others could h
 
 # Files, memory, time, threads and synchronization; nothing that affects another process or the rights of this one.
 _SYSTEM_CALLS = """
-read write readv writev pread64 pwrite64 open openat close close_range stat fstat lstat newfstatat statx
+read write readv writev pread64 pwrite64 close close_range stat fstat lstat newfstatat statx
 lseek mprotect mremap munmap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
 faccessat2 select pselect6 poll ppoll sched_yield nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time
 times getrusage getpid gettid getppid getuid geteuid getgid getegid getgroups getcwd uname sysinfo sched_getaffinity
@@ -95,6 +95,9 @@ def seccomp_filter() -> bytes:
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # a call that this architecture lacks
             rules.add_rule(seccomp.ALLOW, name)
     rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    unnamed = os.O_TMPFILE & ~os.O_DIRECTORY  # a file that would not change its folder
+    for name, flags in (("open", 1), ("openat", 2)):
+        rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(flags, seccomp.MASKED_EQ, unnamed, 0))
     rules.add_rule(seccomp.ERRNO(38), "clone3")  # ENOSYS: the C library then uses clone
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(2, seccomp.EQ, 0))  # allows reading a limit, not setting one
     for kind in (0, _MAP_ANONYMOUS):  # files, and private anonymous memory

@@ -2,8 +2,8 @@
 
 CPU time that the plugin uses while no question is open is counted apart from its time on questions. Its memory is the
 larger of the growth of its resident set and the pages that it changed or added since a reference process was forked
-(see `process.fork_memory_reference`), plus its scratch folder. Both come from the kernel; nothing that the process
-reports about itself is trusted.
+(see `process.fork_memory_reference`), plus the whole scratch folder if it ever created a file there. All of it comes
+from the kernel; nothing that the process reports about itself is trusted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import math
 import os
+import random
 import select
 import struct
 import subprocess
@@ -22,7 +23,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ from tilewise_arena.sandbox import bubblewrap, wire
 Array = npt.NDArray[Any]
 _ANSWER_SECONDS = 60.0  # for loading, and for each answer; arbitrary, the slowest baseline takes about four seconds
 _BUSY_SHARE = 0.1  # share of an answer's time spent waiting for a CPU core from which on the machine is at fault
-_MOST_NAMES, _NAME_BYTES = 4096, 1024
-_IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between questions; an honest plugin needs 3 µs each
+_MOST_NAMES, _NAME_BYTES = 256, 1024  # of files in the scratch folder: arbitrary; about what the kernel needs for each
 
 
 @dataclass
@@ -54,12 +54,11 @@ class Host:
     deadline: float  # of the whole run, on the monotonic clock
     pid: int = 0  # of the plugin, seen from outside
     rss_before: int = 0
-    busy: list[float] = field(default_factory=list)  # CPU seconds on each timed question
     idle: float = 0.0  # CPU seconds while none was open
-    scratch: int = 0  # peak bytes in the scratch folder
     own: int = 0  # peak bytes of private memory
     quickest: float = math.inf  # seconds of the fastest answer, without waiting for a CPU core
     _cpu: float = 0.0
+    _empty_scratch: int = 0  # time of the last change of the scratch folder before the plugin was loaded
 
     def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
         """Return the answer to a question, and the seconds that it took by the clock of this process.
@@ -74,8 +73,7 @@ class Host:
             action = "wrote" if _bytes_waiting(answering) else "ended"
             raise Rejected("plugin failed", f"the plugin {action} while no question was open{self.last_error_line()}")
         waited, all_waited = waiting_ns(self.pid), self._all_waiting_ns(self.pid)
-        before = self._cpu_time()
-        self.idle += before - self._cpu
+        self.idle += self._cpu_time() - self._cpu
         start, deadline = time.perf_counter(), self._deadline(_ANSWER_SECONDS)
         try:
             wire.send(asking, message, deadline)
@@ -87,8 +85,6 @@ class Host:
             raise self._failure(error, time.perf_counter() - start, waited_seconds, deadline) from None
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
-        if not watched:
-            self.busy.append(self._cpu - before)
         self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.pid) - waited))
         if watched:
             self._sample_memory()
@@ -103,6 +99,7 @@ class Host:
             wire.receive(answering, 1, deadline)
             self.pid = self.child.program_pid()
             self.rss_before = _status_bytes(self.pid, "status", "VmRSS")
+            self._empty_scratch = self._scratch().stat().st_ctime_ns
             wire.send(asking, struct.pack("<I", len(program)) + program, deadline)
             self._watch(deadline)
             wire.receive(answering, 1, deadline)
@@ -152,40 +149,43 @@ class Host:
         return ""
 
     def memory_bytes(self, least: int) -> int:
-        """Return the peak memory of the plugin, with its files in the scratch folder.
+        """Return the peak memory of the plugin, with the scratch folder.
 
-        Memory that it used between two samples shows in the peak of the resident set. `least` is what any program needs
-        at least: its weights, a question and an answer.
+        Memory that it used between two samples shows in the peak of the resident set. The kernel keeps no such peak of
+        the scratch folder, so all of it counts once a file was created. `least` is what any program needs at least: its
+        weights, a question and an answer.
         """
         resident, peak = (_status_bytes(self.pid, "status", name) for name in ("VmRSS", "VmHWM"))
         between_samples = _status_bytes(self.pid, "smaps_rollup", "Private_Dirty") + peak - resident
-        return max(peak - self.rss_before, self.own, between_samples, least) + self.scratch
+        if not peak:
+            raise Rejected("plugin failed", f"the {self.role} ended before its memory was measured")
+        unused = self._scratch().stat().st_ctime_ns == self._empty_scratch
+        scratch = 0 if unused else bubblewrap.SCRATCH_BYTES + _MOST_NAMES * _NAME_BYTES
+        return max(peak - self.rss_before, self.own, between_samples, least) + scratch
 
     def _watch(self, deadline: float) -> None:
-        """Sample the plugin's memory until it writes something; raises Late at `deadline` (monotonic seconds)."""
-        while not select.select([self._pipes()[1]], [], [], 5e-4)[0]:
+        """Sample the plugin's memory until it writes something; raises Late at `deadline` (monotonic seconds).
+
+        The pauses are random, so that no moment of an answer is sure to be unseen.
+        """
+        while not select.select([self._pipes()[1]], [], [], random.uniform(0, 5e-4))[0]:
             self._sample_memory()
             if time.monotonic() > deadline:
                 raise wire.Late("it did not answer in time")
 
     def _sample_memory(self) -> None:
-        """Update the peaks of private memory and of the scratch folder."""
+        """Update the peak of private memory, and reject a plugin with too many files."""
         self.own = max(self.own, _status_bytes(self.pid, "smaps_rollup", "Private_Dirty"))
-        self.scratch = max(self.scratch, self._scratch_bytes())
+        with contextlib.suppress(OSError):
+            usage = os.statvfs(self._scratch())
+            if usage.f_files - usage.f_ffree > _MOST_NAMES:
+                raise Rejected(
+                    "plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may"
+                )
 
-    def check_idle(self) -> None:
-        """Reject a plugin that used CPU time between the questions, where nothing is timed.
-
-        The allowance grows with the median work on a timed question: time burnt on a few of them, or on questions that
-        are not timed, buys nothing.
-        """
-        usual = float(np.median(self.busy)) * len(self.busy)
-        if self.idle > _IDLE_SECONDS + _IDLE_SHARE * usual:
-            raise Rejected(
-                "work outside timing",
-                f"the plugin used {self.idle:.2f} s of processor time while no question was open, and {usual:.2f} s on "
-                "the timed questions: work before or after timing does not count as fast",
-            )
+    def _scratch(self) -> Path:
+        """Return the path of the scratch folder, seen from outside."""
+        return Path(f"/proc/{self.pid}/root{bubblewrap.SCRATCH}")
 
     def _cpu_time(self) -> float:
         """Return the CPU seconds of the plugin so far."""
@@ -194,17 +194,6 @@ class Host:
             return time.clock_gettime_ns((~self.pid << 3) | 2) * 1e-9
         except OSError:
             return self._cpu
-
-    def _scratch_bytes(self) -> int:
-        """Return the bytes in the scratch folder, with unlinked files, and an estimate for the names of files."""
-        try:
-            usage = os.statvfs(f"/proc/{self.pid}/root{bubblewrap.SCRATCH}")
-        except OSError:
-            return 0
-        names = usage.f_files - usage.f_ffree
-        if names > _MOST_NAMES:
-            raise Rejected("plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may")
-        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize + max(names - 1, 0) * _NAME_BYTES
 
 
 def _bytes_waiting(descriptor: int) -> int:

@@ -2,9 +2,9 @@
 
 All questions are drawn alike when the plugin is scored, and come in random order: some are timed, some are not, and
 some come twice, because an answer may depend on its question only. Every answer is checked. Only the first occurrence
-of a timed question counts for speed. CPU time and output while no question is open are detected. The baseline answers
-from its own sandbox of the same kind. A third sandbox returns zeros; no plugin is faster than that, or than its
-arithmetic.
+of a timed question counts for speed. CPU time while no question is open is added to the time of the answers, so that
+work before or after them gains nothing; output then is rejected. The baseline answers from its own sandbox of the same
+kind. A third sandbox returns zeros; no plugin is faster than that, or than its arithmetic.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Answers:
 
     outputs: dict[int, Array] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    idle_seconds: float = 0.0  # processor time between two questions, included in `seconds`
 
 
 def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[PluginCall]:
@@ -107,7 +108,6 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
         hosted("baseline", submitted, event, threads, deadline) as plain,
     ):
         base, ours = _ask_interleaved(plain, entry, questions, rng)
-        entry.check_idle()
         baseline_bytes = plain.memory_bytes(_least_memory(event, file_bytes(reference)))
         memory = baseline_bytes / entry.memory_bytes(_least_memory(event, bytes_))
     clock.check()
@@ -122,6 +122,7 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     }
     sides["entry"] |= {"stored_bytes": bytes_, "throughput": event.units_per_call / after}
     notes = ["timed over a pipe; entry and baseline each in their own sandbox"]
+    notes.append(f"an answer's time includes {1e6 * ours.idle_seconds:.0f} µs of processor time between questions")
     return Score.of_gains(
         event.name, latency, memory, size,
         figures=sides, steps=[], validation=validation, notes=notes, practice=settings.practice,
@@ -173,7 +174,7 @@ def _ask_interleaved(
     base, ours = Answers(), Answers()
     for host in (plain, entry):
         host.ask(questions[0].inputs)
-        host.idle, host.busy = 0.0, []
+        host.idle = 0.0
     asked_before: set[int] = set()
     for at in (int(i) for i in rng.permutation(len(questions))):
         question = questions[at]
@@ -186,6 +187,9 @@ def _ask_interleaved(
             answers.outputs[at], seconds = host.ask(question.inputs, watched=not counts)
             if counts:
                 answers.seconds.append(seconds)
+    for host, answers in ((plain, base), (entry, ours)):
+        answers.idle_seconds = host.idle / len(asked_before)
+        answers.seconds = [seconds + answers.idle_seconds for seconds in answers.seconds]
     return base, ours
 
 

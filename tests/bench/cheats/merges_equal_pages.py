@@ -1,0 +1,8 @@
+# refused: Operation not permitted
+import ctypes
+import os
+
+# honest
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(67, 1, 0, 0, 0):  # PR_SET_MEMORY_MERGE
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
