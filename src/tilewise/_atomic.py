@@ -26,8 +26,11 @@ def convert_write_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary stream whose content becomes the file `path` when the block ends without an error."""
+def atomic_writer(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open a binary stream whose content becomes the file `path` when the block ends without an error.
+
+    Nobody but its owner can ever read a `private` file.
+    """
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
@@ -36,16 +39,17 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(name).chmod(0o666 & ~_umask())
+            if not private:  # the temporary file is
+                Path(name).chmod(0o666 & ~_umask())
             Path(name).replace(path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 Path(name).unlink()
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str, private: bool = False) -> None:
     """Write `content` (text as UTF-8) to `path` atomically."""
-    with atomic_writer(path) as stream:
+    with atomic_writer(path, private) as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.web.tokens import public_name
 from tilewise_arena.board import Board, open_board, verify
 from tilewise_arena.board.backup import back_up, backup_lines, restore
+from tilewise_arena.board.chain import board_key
 from tilewise_arena.board.grades import grades_csv
 from tilewise_arena.board.sessions import open_session, session_holder
 from tilewise_arena.board.tokens import create_token
@@ -186,6 +188,48 @@ def test_a_lost_key_is_not_replaced_in_silence(board: Board) -> None:
     with pytest.raises(UnavailableError, match="key is missing"):
         open_board(board.path)
     assert not board.key_path.exists()
+
+
+@pytest.mark.parametrize("stored", ["", "\n", "ab" * 31])
+def test_a_key_that_was_cut_short_is_refused(stored: str, tmp_path: Path) -> None:
+    """With an empty key, anybody could seal links; a full disk or a crash could have left one."""
+    (tmp_path / "b.key").write_text(stored)
+    with pytest.raises(UnavailableError, match="cut short"):
+        open_board(tmp_path / "b.sqlite", key=tmp_path / "b.key")
+
+
+def test_the_file_of_a_key_appears_whole_and_never_replaces_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "b.key", os.link
+    first: list[bytes | None] = []
+
+    def link(source: Path, target: Path) -> None:
+        assert not target.exists() and len(bytes.fromhex(source.read_text())) == 32
+        monkeypatch.setattr(os, "link", real)
+        first.append(board_key(path, create=True))  # another process is faster
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert board_key(path, create=True) == first[0] == board_key(path, create=False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_backup_with_its_key_can_never_be_read_by_others(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    real = Path.replace
+
+    def replace(source: Path, target: Path) -> Path:
+        modes.append(source.stat().st_mode & 0o777)
+        return real(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    back_up(board, tmp_path / "backup.jsonl")
+    restore(tmp_path / "backup.jsonl", tmp_path / "again.sqlite")
+    assert modes and set(modes) == {0o600}
 
 
 def test_a_second_key_adds_nothing_to_a_board(board: Board, tmp_path: Path) -> None:

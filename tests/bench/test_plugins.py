@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tilewise.bench import Rejected, Settings, TooNoisy, reference_recipe
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.leaderboard import LocalLeaderboard
 from tilewise.bench.runner import baseline
-from tilewise.bench.scoring import check_consistent
+from tilewise.bench.scoring import Score, check_consistent
 from tilewise.errors import UnavailableError
 from tilewise_arena.board import open_board
 from tilewise_arena.sandbox import bubblewrap, host, score_plugin
@@ -46,7 +46,8 @@ def load(event, folder):
 
 
 @pytest.fixture
-def settings(quick: Settings) -> Settings:
+def settings(quick: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(host, "_ANSWER_SECONDS", PATIENCE)  # a sandbox may wait a minute for a core to start on
     return replace(quick, runs=12)
 
 
@@ -56,14 +57,22 @@ def plugin(tmp_path: Path, code: str) -> Path:
     return path
 
 
+def scored(tmp_path: Path, code: str, settings: Settings) -> Score:
+    """Score a plugin; where the machine is too busy for that, skip the test, which is named at the end of the run."""
+    try:
+        return score_plugin(plugin(tmp_path, code), "MLP_SPRINT", settings)
+    except TooNoisy as error:
+        pytest.skip(str(error))
+
+
 def rejection(tmp_path: Path, code: str, settings: Settings) -> Rejected:
     with pytest.raises(Rejected) as raised:
-        score_plugin(plugin(tmp_path, code), "MLP_SPRINT", settings)
+        scored(tmp_path, code, settings)
     return raised.value
 
 
 def test_an_honest_plugin_gets_a_score_made_of_the_same_gains(tmp_path: Path, settings: Settings) -> None:
-    score = score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", settings)
+    score = scored(tmp_path, HONEST, settings)
     assert score.score == pytest.approx((score.speedup * score.memory_gain * score.size_gain) ** (1 / 3))
     assert 0.99 < score.size_gain < 1.0  # its own code counts
     assert score.validation["accuracy"] > 0.95
@@ -91,7 +100,7 @@ def test_answers_that_depend_on_more_than_the_question_are_rejected(tmp_path: Pa
 def test_a_clock_changed_by_the_plugin_is_not_the_one_that_counts(tmp_path: Path, settings: Settings) -> None:
     """By its own clock this plugin takes no time at all, and its speed-up would be infinite."""
     code = HONEST + "\nimport time\ntime.perf_counter = time.time = time.monotonic = lambda: 0.0\ntime.sleep(0.0)\n"
-    score = score_plugin(plugin(tmp_path, code), "MLP_SPRINT", settings)
+    score = scored(tmp_path, code, settings)
     assert score.figures["entry"]["latency_s"]["p50"] > 0
     assert math.isfinite(score.speedup)
 
@@ -286,7 +295,7 @@ class ScriptedHost:
 def test_work_between_questions_counts_as_time_of_the_answers() -> None:
     questions = questions_for(TinyMLPerf.MLP_SPRINT, np.random.default_rng(0), 8)
     hosts: list[Any] = [ScriptedHost(), ScriptedHost()]
-    answers = _ask_interleaved(*hosts, questions, np.random.default_rng(0))
+    answers = _ask_interleaved(hosts[0], hosts[1], questions, np.random.default_rng(0))
     timed = sum(question.is_timed and question.repeats is None for question in questions)
     repeats = sum(question.repeats is not None for question in questions)
     for side in answers:
@@ -344,7 +353,7 @@ def test_a_practice_score_has_an_interval_and_is_never_ranked(tmp_path: Path, se
     noisy = replace(settings, widest_interval=0.0)
     with pytest.raises(TooNoisy):
         score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", noisy)
-    score = score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", replace(noisy, practice=True))
+    score = scored(tmp_path, HONEST, replace(noisy, practice=True))
     assert score.interval[0] < score.score < score.interval[1]
     recipe = reference_recipe("MLP_SPRINT")
     with pytest.raises(Rejected, match="not ranked"):
@@ -357,10 +366,15 @@ def test_a_practice_score_has_an_interval_and_is_never_ranked(tmp_path: Path, se
 
 def test_a_plugin_does_not_outlive_a_killed_harness(tmp_path: Path) -> None:
     """The supervisor ends the sandbox when the harness is gone, even if it was killed with SIGKILL."""
-    path = plugin(tmp_path, "def load(e, f):\n    while True: pass\n")
-    code = f"from tilewise_arena.sandbox import score_plugin; score_plugin({str(path)!r}, 'MLP_SPRINT')"
+    sleeps = "threading.Thread(target=time.sleep, args=(1e6,)).start()"
+    path = plugin(
+        tmp_path,
+        f"import threading, time\ndef load(e, f):\n    for _ in range(20): {sleeps}\n    threading.Event().wait()",
+    )
+    patient = "from tilewise_arena.sandbox import host, score_plugin; host._ANSWER_SECONDS = 600.0"
+    code = f"{patient}; score_plugin({str(path)!r}, 'MLP_SPRINT')"
     harness = subprocess.Popen([sys.executable, "-c", code])
-    mine = until(lambda: {pid for pid in _descendants(harness.pid) if _cpu_ticks(pid) > 200})  # it spins
+    mine = until(lambda: {p for p in _descendants(harness.pid) if _threads(p) > 20}, "loading", 3 * PATIENCE)
     os.kill(harness.pid, signal.SIGKILL)
     harness.wait()
     until(lambda: all(_has_ended(pid) for pid in mine))
@@ -372,11 +386,8 @@ def _descendants(pid: int) -> Iterator[int]:
             yield from (int(child), *_descendants(int(child)))
 
 
-def _cpu_ticks(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
-    except OSError:
-        return 0
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").glob("*")))
 
 
 def _has_ended(pid: int) -> bool:

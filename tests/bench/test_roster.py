@@ -84,8 +84,18 @@ def test_no_cell_is_a_formula(text: str) -> None:
     assert safe(text).startswith("'")
 
 
-def test_the_command_line_makes_tokens_and_grades(board: Board, tmp_path: Path) -> None:
+def test_the_command_line_makes_tokens_and_grades(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "board.sqlite")
+    modes: list[int] = []  # of each file when it gets its name: before, nobody knows it
+    real = Path.replace
+
+    def replace(source: Path, target: Path) -> Path:
+        modes.append(source.stat().st_mode & 0o777)
+        return real(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
 
     def run(*words: str) -> str:
         result = CliRunner().invoke(command_line(), ["compete", *words, "--board", path])
@@ -94,7 +104,7 @@ def test_the_command_line_makes_tokens_and_grades(board: Board, tmp_path: Path) 
 
     out = tmp_path / "tokens.csv"
     assert "2 new tokens for 3 students" in run("roster", str(roster(tmp_path)), "--out", str(out))
-    assert out.stat().st_mode & 0o077 == 0 and out.read_text().count("tw_") == 3
+    assert set(modes) == {0o600} and out.read_text().count("tw_") == 3
     assert run("grades", "--roster", str(roster(tmp_path))).startswith("number,name,team")
     assert "had a token before" in run("token", "create", "owls")
     again = CliRunner().invoke(

@@ -266,3 +266,14 @@ def test_a_token_with_underscores_in_its_secret_is_revoked_by_itself(
         assert token.count("_") > 2 and find_owner(store, token) is not None
         revoke_token(store, token)
         assert find_owner(store, token) is None
+
+
+def test_without_tokens_only_this_machines_own_names_are_answered(where: str) -> None:
+    """A web page whose name resolves to this machine would count as the same origin to a browser (DNS rebinding)."""
+    content = {"device": GPU, "batches": [batch()]}
+    with TestClient(create_app(where, rate=0, tokens=False), base_url="http://rebound.example:8100") as page:
+        assert page.post("/measurements", json=content).status_code == 400
+        assert page.post("/choose", json={"device": GPU, "problem": spec(), "configs": tiles()}).status_code == 400
+    for name in ("127.0.0.1:8100", "localhost:8100", "[::1]:8100"):
+        with TestClient(create_app(where, rate=0, tokens=False), base_url=f"http://{name}") as page:
+            assert page.post("/measurements", json=content).status_code == 201

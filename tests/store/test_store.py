@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests.waiting import PATIENCE, until
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.store import claims
 from tilewise.store.aggregate import read_measured
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store, Verdict
@@ -203,6 +206,27 @@ def test_a_scrap_of_a_file_is_not_taken_for_a_store_and_stays_as_it_is(tmp_path,
         with pytest.raises(FileFormatError, match="not a measurement store"):
             Store(path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("hidden", [True, False], ids=["/proc hides it", "/proc shows it"])
+def test_a_living_process_keeps_its_claim_where_proc_hides_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        assert store.claim(run, _kernel(1))
+        other, real = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE), claims._start_time
+        born = real(other.pid)
+        store.database.write(
+            lambda transaction: transaction.execute(
+                "UPDATE claim SET process = :process, born = :born", {"process": other.pid, "born": born}
+            )
+        )
+        if hidden:
+            monkeypatch.setattr(claims, "_start_time", lambda process: "" if process == other.pid else real(process))
+        assert not store.claim(run, _kernel(1))
+        other.communicate()
+        assert store.claim(run, _kernel(1))
 
 
 def test_a_finished_kernel_is_claimed_only_again(tmp_path: Path) -> None:

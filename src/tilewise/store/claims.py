@@ -111,7 +111,8 @@ class Claims:
         """Return whether the process of a claim is known to have ended."""
         own_host = _host_identity()
         if host == own_host:
-            return not born or _start_time(process) != born
+            start = _start_time(process)
+            return start != born if start and born else not _exists(process)
         if self._database.shared:
             return False
         # A file is on a local disk. There, a claim from another boot of this host, outside containers, has ended.
@@ -190,8 +191,22 @@ def _host_identity() -> str:
     return f"{os.uname().nodename} {boot} {namespace}"
 
 
+def _exists(process: int) -> bool:
+    """Return whether there is a process with this id; /proc may hide those of other users, or not be there at all."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        pass
+    return True
+
+
 def _start_time(process: int) -> str:
-    """Return the start time of a process in clock ticks, which tells it from a later process with the same id."""
+    """Return the start time of a process in clock ticks, which tells it from a later process with the same id.
+
+    It is empty if /proc does not tell.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):

@@ -126,6 +126,28 @@ def test_a_wrong_array_is_refused_with_the_file_named(tmp_path, kernel, case):
         read_kernel(path, 24)
 
 
+def test_one_node_and_one_configuration_are_a_kernel(tmp_path, kernel):
+    sizes = {
+        "node_feat": kernel.node_feat[:1],
+        "node_opcode": kernel.node_opcode[:1],
+        "edge_index": kernel.edge_index[:0],
+    }
+    sizes |= {"config_feat": kernel.config_feat[:1], "config_runtime": kernel.runtime[:1]}
+    path = write_npz(kernel, tmp_path, **sizes, config_runtime_normalizers=kernel.normalizer[:1])
+    assert (read_kernel(path, 24).n_nodes, read_kernel(path, 24).n_configs) == (1, 1)
+
+
+@pytest.mark.parametrize("limit", ["MAX_NODES", "MAX_EDGES", "MAX_CONFIGS"])
+def test_the_largest_kernel_is_read_and_a_larger_one_is_refused(tmp_path, kernel, monkeypatch, limit):
+    size = {"MAX_NODES": kernel.n_nodes, "MAX_EDGES": len(kernel.edge_index), "MAX_CONFIGS": kernel.n_configs}[limit]
+    path = write_npz(kernel, tmp_path)
+    monkeypatch.setattr(f"tilewise.costmodel.data.kernel.{limit}", size)
+    assert read_kernel(path, 24).n_configs == kernel.n_configs
+    monkeypatch.setattr(f"tilewise.costmodel.data.kernel.{limit}", size - 1)
+    with pytest.raises(FileFormatError, match="it needs 1 to"):
+        read_kernel(path, 24)
+
+
 def test_a_missing_key_is_named_and_an_extra_one_ignored(tmp_path, kernel):
     path = write_npz(kernel, tmp_path, selected_index=np.array([object()]))
     assert read_kernel(path, 24).n_configs == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,95 @@ def node_row(shape: list[int], order: list[int], kind: str, root: bool) -> np.nd
     row[21 : 21 + len(shape)] = shape
     row[134 : 134 + len(order)] = order[::-1]
     return row
+
+
+def test_a_register_holds_4_kib_and_its_rows_follow_from_the_bytes_of_an_element() -> None:
+    for kind, size, rows in zip(ELEMENT_TYPES, tpu_tiles.ELEMENT_BYTES, tpu_tiles.REGISTER_ROWS, strict=True):
+        bits = re.search(r"\d+$", kind)
+        if bits:
+            assert size == int(bits[0]) // 8, kind
+            assert rows == max(32 // size, 8), kind
+        else:
+            assert (size, rows) == ((1, 16) if kind == "pred" else (4, 8)), kind
+
+
+def filled(node: np.ndarray, **fields: float) -> np.ndarray:
+    for name, value in fields.items():
+        node[NODE_COLUMN[name]] = value
+    return node
+
+
+def quantities_of(
+    nodes: list[np.ndarray], opcodes: list[str], edges: list[list[int]], **bounds: list[int]
+) -> dict[str, float]:
+    """The quantities of one configuration with these bounds, as whole numbers where they are."""
+    config = np.zeros((1, 24), np.float32)
+    for name, values in bounds.items():
+        config[0, tpu_tiles.BOUNDS[name]][: len(values)] = values
+    opcode = np.array([OPCODE_NUMBER[name] for name in opcodes], np.uint8)
+    reading = read_tiles(np.stack(nodes), opcode, np.array(edges).reshape(-1, 2), config)
+    return {name: float(values[0]) for name, values in tile_quantities(reading, config).items()}
+
+
+def test_the_quantities_of_a_convolution_are_those_worked_out_by_hand() -> None:
+    """Filters of 3 x 3 on (8, 9, 6, 128), rows apart by 2; an output tile has 2 x 4 x 1 x 1 registers of 8 x 128."""
+    numbers = {"input_batch_dim": 0, "input_feature_dim": 3, "output_batch_dim": 0, "output_feature_dim": 3}
+    numbers |= {
+        "input_spatial_dims_0": 1,
+        "input_spatial_dims_1": 2,
+        "kernel_spatial_dims_0": 0,
+        "kernel_spatial_dims_1": 1,
+    }
+    numbers |= {"kernel_input_feature_dim": 2, "kernel_output_feature_dim": 3}
+    fields = {f"convolution_dim_numbers_{name}": value for name, value in numbers.items()}
+    fields |= {"window_stride_0": 2, "window_stride_1": 1, "window_size_0": 3, "window_size_1": 3}
+    source = node_row([8, 9, 6, 128], [0, 1, 2, 3], "f32", root=False)
+    filters = node_row([3, 3, 128, 256], [0, 1, 2, 3], "f32", root=False)
+    output = filled(node_row([8, 4, 4, 256], [0, 1, 2, 3], "f32", root=True), **fields)
+    for entry, weights in ((0, 1), (1, 0)):  # edges are sorted: the filter may come first
+        nodes = [output, output, output]
+        nodes[entry], nodes[weights] = source, filters
+        assert quantities_of(
+            nodes, ["parameter", "parameter", "convolution"], [[2, 0], [2, 1]], output=[2, 4, 1, 1], kernel=[1, 3, 8, 1]
+        ) == {
+            "output_tiles": 4 * 1 * 1 * 2,
+            "output_registers": 2 * 4,
+            "output_bytes": 8 * 4096,
+            "reduction_tiles": 3 * 1 * 2,
+            "filter_bytes": 1 * 3 * 8 * 1 * 4096,
+            "input_bytes": 2 * 7 * 4096,  # 4 rows of output, 2 apart, and one row of the window
+            "mxu_passes": 3,
+            "mxu_rows": 2 * 4 * 4,
+            "iterations": 8 * 6,
+            "scratchpad_bytes": (8 + 24 + 14) * 4096,
+            "innermost_iterations": 3 * 4,
+            "bytes_moved": (48 * (14 + 24) + 8 * 8) * 4096,
+            "compute": 48 * 3 * 128 / 2,
+            "estimate": (48 * (14 + 24) + 8 * 8) * 4096 / 400 + 300 * 48,
+        }
+
+
+def test_the_quantities_of_a_product_and_of_an_elementwise_kernel_are_those_worked_out_by_hand() -> None:
+    left, right = (node_row(shape, [0, 1], "f32", root=False) for shape in ([64, 512], [512, 256]))
+    product = node_row([64, 256], [0, 1], "f32", root=True)
+    dot = quantities_of(
+        [left, right, product], ["parameter", "parameter", "dot"], [[2, 0], [2, 1]], output=[2, 1], kernel=[16, 1]
+    )
+    assert (dot["output_tiles"], dot["reduction_tiles"], dot["iterations"]) == (8, 4, 32)
+    assert (dot["output_bytes"], dot["filter_bytes"], dot["input_bytes"]) == (2 * 4096, 16 * 4096, 2 * 4096)
+    assert (dot["mxu_passes"], dot["mxu_rows"], dot["compute"]) == (1, 16, 32 * 128 / 2)
+    # A filter that is one tile is loaded once.
+    whole = quantities_of(
+        [left, right, product], ["parameter", "parameter", "dot"], [[2, 0], [2, 1]], output=[2, 2], kernel=[64, 2]
+    )
+    assert whole["bytes_moved"] == (4 * 8 + 128 + 4 * 4) * 4096
+    tensor = node_row([16, 24, 256], [0, 1, 2], "bf16", root=True)
+    loop = quantities_of([tensor, tensor], ["parameter", "add"], [[1, 0]], output=[4, 1, 2])
+    assert loop == {
+        "output_tiles": 4 * 2, "output_registers": 8, "output_bytes": 8 * 4096, "iterations": 8, "compute": 0,
+        "scratchpad_bytes": 16 * 4096, "innermost_iterations": 8, "bytes_moved": 2 * 8 * 8 * 4096,
+        "estimate": 2 * 8 * 8 * 4096 / 400 + 300 * 8,
+    }  # fmt: skip
 
 
 @given(st.data())

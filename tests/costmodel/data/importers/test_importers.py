@@ -405,6 +405,28 @@ def test_a_tar_archive_is_bounded(tmp_path, monkeypatch):
         import_logs("vllm", [path], tmp_path / "out")
 
 
+def test_a_zip_archive_is_bounded_and_may_have_as_many_files_as_the_limit_says(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.json", t4())
+    monkeypatch.setattr("tilewise.costmodel.data.importers.stream.MAX_MEMBERS", 3)
+    assert import_logs("kernel-tuner", [tmp_path / "logs.zip"], tmp_path / "out").configurations >= 6
+    monkeypatch.setattr("tilewise.costmodel.data.importers.stream.MAX_MEMBERS", 2)
+    with pytest.raises(FileFormatError, match="contains 3 files; at most 2 are read"):
+        import_logs("kernel-tuner", [tmp_path / "logs.zip"], tmp_path / "refused")
+
+
+def test_the_device_of_a_tvm_log_is_its_target(tmp_path):
+    assert imported(tmp_path, "autotvm").devices == ["cuda -model=v100"]
+    assert import_logs("metaschedule", [_file(tmp_path, metaschedule())], tmp_path / "meta").devices == ["llvm skylake"]
+
+
+def _file(folder, text):
+    path = folder / "log.json"
+    path.write_text(text)
+    return path
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_damaged_logs_are_read_in_part_or_refused_in_a_sentence(name, tmp_path):
     rng = random.Random(name)

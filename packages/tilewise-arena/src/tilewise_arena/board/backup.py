@@ -49,11 +49,10 @@ def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
 def back_up(board: Board, path: Path) -> int:
     """Write a backup atomically, readable by its owner only; return the number of lines."""
     count = 0
-    with atomic_writer(path) as stream:
+    with atomic_writer(path, private=True) as stream:
         for line in backup_lines(board, with_key=True):
             stream.write(line.encode() + b"\n")
             count += 1
-    path.chmod(0o600)
     return count
 
 

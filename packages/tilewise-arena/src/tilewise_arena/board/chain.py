@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewise._atomic import write_atomic
 from tilewise._files import read_text_input
 from tilewise.bench.jsontext import canonical
 from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 
 FIRST = "0" * 64
+_KEY_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,27 @@ def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list
 def board_key(path: Path, create: bool) -> bytes | None:
     """Read the key from a file that only its owner may read; with `create`, make one if it is missing."""
     try:
-        return bytes.fromhex(read_text_input(path, 4096).strip())
+        key = bytes.fromhex(read_text_input(path, 4096).strip())
     except MissingFileError:
-        if not create:
-            return None
+        return _create_key(path) if create else None
     except (TilewiseError, ValueError) as error:
         raise UnavailableError(f"the board's key in {path} cannot be read ({error})") from None
-    key = secrets.token_bytes(32)
+    if len(key) < _KEY_BYTES:  # with an empty key, anybody could seal links
+        raise UnavailableError(f"the board's key in {path} is cut short: it has {len(key)} bytes of {_KEY_BYTES}")
+    return key
+
+
+def _create_key(path: Path) -> bytes | None:
+    """Create the file of a key; if another process does so at the same time, return that one's key."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    key = secrets.token_bytes(_KEY_BYTES)
+    write_atomic(partial, key.hex() + "\n", private=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.link(partial, path)  # never replaces a key
     except FileExistsError:
         return board_key(path, create=False)
     except OSError as error:
         raise UnavailableError(f"the board's key cannot be written to {path} ({error.strerror})") from None
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(key.hex() + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    finally:
+        partial.unlink()
     return key

@@ -173,8 +173,7 @@ class Board:
     def write_key(self) -> None:
         """Write this board's key to its file; for a restored board."""
         assert self.key is not None
-        write_atomic(self.key_path, self.key.hex() + "\n")
-        self.key_path.chmod(0o600)
+        write_atomic(self.key_path, self.key.hex() + "\n", private=True)
 
     def __enter__(self) -> Self:
         return self

@@ -148,12 +148,10 @@ def roster(
     students = read_roster(path)
     if out.exists():
         raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
-    write_atomic(out, "")  # a place that cannot be written to is found before a token is made
-    out.chmod(0o600)
+    write_atomic(out, "", private=True)  # a place that cannot be written to is found before a token is made
     with open_board(where, key, create=True) as board:
         tokens = make_tokens(board, students, BY)
-    write_atomic(out, tokens_csv(students, tokens))
-    out.chmod(0o600)
+    write_atomic(out, tokens_csv(students, tokens), private=True)
     summary = f"{pluralize(len(tokens), 'new token')} for {pluralize(len(students), 'student')} in {out}"
     answer(as_json, {"tokens": len(tokens), "file": str(out)}, summary)
 

@@ -15,6 +15,7 @@ try:
     from fastapi import FastAPI, Request
     from fastapi.responses import Response
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tilewise.web.limits import Limits
@@ -49,6 +50,8 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits
     )
     _add_routes(app, service)
     app.add_middleware(_ChooseMiddleware, service=service)
+    if not tokens:  # a web page can give its own name this machine's address, and would count as the same origin
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "::1", "[::1]"])
     add_error_handlers(app, service.refuse)
     return Limits(app, service.lookup, _REQUESTS_PER_RATE * rate, service.pulse)
 
