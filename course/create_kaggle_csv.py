@@ -22,11 +22,11 @@ def main() -> int:
     options = flags.parse_args()
     sample = Path("sample_submission.csv")
     out = Path("predictions_kaggle.csv")
-    chosen = find_predictions(options.inputcsv, Path.cwd())
-    result = write_kaggle(out, chosen, sample if sample.is_file() else None, force=options.force)
+    path = find_predictions(options.inputcsv, Path.cwd())
+    result = write_kaggle(out, path, sample if sample.is_file() else None, force=options.force)
     for note in result.notes:
         print(note)
-    print(f"wrote {out}: {result.predicted} tile rows from {chosen}")
+    print(f"wrote {out}: {result.predicted} tile rows from {path}")
     return 0
 
 

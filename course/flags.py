@@ -89,9 +89,9 @@ class Flags(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        known = {flag for flag in self._option_string_actions if flag.startswith("--")}
+        flags = {flag for flag in self._option_string_actions if flag.startswith("--")}
         return super().parse_known_args(
-            [f"-{word}" if f"-{word.partition('=')[0]}" in known else word for word in words], namespace
+            [f"-{word}" if f"-{word.partition('=')[0]}" in flags else word for word in words], namespace
         )
 
 
@@ -140,7 +140,7 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
     the course's; the results file is resolved."""
     is_toy = options.toy_data and options.model in COURSE_MODELS
     toy = _TOY_SETTINGS if is_toy else {}
-    chosen = default_settings(
+    settings = default_settings(
         options.model,
         epochs=options.epochs if options.epochs is not None else toy.get("epochs"),
         early_stop=options.early_stop,
@@ -154,14 +154,14 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
     if not results:
         results = str(Path(options.out_dir).expanduser() / f"results_{int(time.time() * 1000)}.csv")
     return TrainArgs(
-        chosen.epochs,
+        settings.epochs,
         options.eval_every,
-        chosen.batch,
-        chosen.configs,
-        chosen.early_stop,
-        chosen.losses,
-        chosen.learning_rate,
-        chosen.clip_norm,
+        settings.batch,
+        settings.configs,
+        settings.early_stop,
+        settings.losses,
+        settings.learning_rate,
+        settings.clip_norm,
         options.model,
         options.model_kwargs_json,
         options.test_mode,
@@ -208,9 +208,9 @@ def read_run(path: Path) -> dict[str, Any]:
     """The content of a ``run_<hash>.jsonz``, with its arguments present and of the right types."""
     run = parse_json(gunzip(read_input(path, MAX_JSON_BYTES), path, MAX_JSON_BYTES), path)
     args = run.get("args") if isinstance(run, dict) else None
-    needed = {"model": str, "model_kwargs_json": str, "configs": int}
-    if not isinstance(args, dict) or any(not isinstance(args.get(key), kind) for key, kind in needed.items()):
-        raise FileFormatError(f"{path} lacks the arguments of its run ({', '.join(needed)}).")
+    types = {"model": str, "model_kwargs_json": str, "configs": int}
+    if not isinstance(args, dict) or any(not isinstance(args.get(key), kind) for key, kind in types.items()):
+        raise FileFormatError(f"{path} lacks the arguments of its run ({', '.join(types)}).")
     return dict(run)
 
 
@@ -221,8 +221,8 @@ def run_file_of(model_dir: Path) -> Path:
 
 def find_model_dir(text: str, out_dir: str = OUT_DIR) -> Path:
     """A model folder by path or, as the course writes it, by its name under the output folder."""
-    tried = [Path(text).expanduser(), Path(out_dir).expanduser() / text]
-    for path in tried:
+    candidates = [Path(text).expanduser(), Path(out_dir).expanduser() / text]
+    for path in candidates:
         if path.is_dir():
             return path
     raise ConfigurationError(f"There is no model folder {text}, here or under {out_dir}.")

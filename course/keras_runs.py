@@ -44,11 +44,11 @@ def load_models(path: Path | None = None) -> ModuleType:
 
 def build(models: ModuleType, name: str, configs: int, kwargs: dict[str, Any], num_ops: int = 121) -> tf.keras.Model:
     """The class `name` of `models` with the grader's constructor call."""
-    found = getattr(models, name, None)
-    if not (isinstance(found, type) and issubclass(found, tf.keras.Model)):
+    model_class = getattr(models, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, tf.keras.Model)):
         raise ConfigurationError(f"models.py has no Keras class {name}.")
     try:
-        return found(num_configs=configs, num_ops=num_ops, **kwargs)
+        return model_class(num_configs=configs, num_ops=num_ops, **kwargs)
     except TypeError as error:
         raise ConfigurationError(f"{name} does not take these arguments: {error}.") from error
 

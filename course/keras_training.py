@@ -48,7 +48,7 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end and leave the run's files; the run file's content is returned."""
-        best, best_epoch, kept = -1.0, -1, self.model.get_weights()
+        best, best_epoch, best_weights = -1.0, -1, self.model.get_weights()
         curve = self.run["train_curve"]
         for epoch in range(self.args.epochs):
             train_loss, train_opa = self._epoch(self.data.train, self.rng, self._train, shuffled=True)
@@ -61,11 +61,11 @@ class Trainer:
                 f"epoch {epoch}: loss {train_loss:.4f}, OPA {train_opa:.4f}, validation OPA {val_opa:.4f}", flush=True
             )
             if val_opa > best:
-                best, best_epoch, kept = val_opa, epoch, self.model.get_weights()
+                best, best_epoch, best_weights = val_opa, epoch, self.model.get_weights()
                 self._save()
             elif 0 < self.args.early_stop <= epoch - best_epoch:
                 break
-        self.model.set_weights(kept)
+        self.model.set_weights(best_weights)
         self._finish()
         self._save()
         return self.run
@@ -109,8 +109,8 @@ class Trainer:
         size = min(self.args.batch_size, len(self.sample.node_sets["op"].sizes))
         starts = range(0, len(order) - size + 1, size) if len(order) >= size else [0]
         for start in list(starts)[: None if limit < 1 else limit]:
-            chosen = np.resize(order[start : start + size], size)  # a split smaller than a batch is gone round
-            yield self._batch(split, chosen, rng)
+            rows = np.resize(order[start : start + size], size)  # a split smaller than a batch is gone round
+            yield self._batch(split, rows, rng)
 
     def _batch(
         self, split: Split, chosen: np.ndarray, rng: np.random.Generator | None = None

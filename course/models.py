@@ -336,8 +336,8 @@ class RankerFeatures:
         wide = np.concatenate([wide, summary, node[heavy, self.TYPES]])
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
         own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
-        kept = log(node[:, self.node_kept.astype(np.int64)])
-        nodes = (as_float32(kept) - as_float32(self.node_centre)) * as_float32(self.node_scale)
+        columns = log(node[:, self.node_kept.astype(np.int64)])
+        nodes = (as_float32(columns) - as_float32(self.node_centre)) * as_float32(self.node_scale)
         return tuple(np.clip(part, np.float32(-8.0), np.float32(8.0)) for part in (nodes, wide, own))
 
     def _tpu(
@@ -404,13 +404,13 @@ class RankerFeatures:
             steps = np.ceil(max(second[place], 1.0) / np.maximum(kernel[:, place], 1.0))
         else:
             steps = tiles(max(first, second, key=lambda size: float(size.sum())), entry) / programs
-        held = config[:, 15 if is_product else 23]
+        bounds = config[:, 15 if is_product else 23]
         warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:4])
         along = self._along(node, opcode, (root, first, second)) if told_of_loads > 1 else None
         widths = [load_bytes(size, element, along and along[i]) for i, size in enumerate((root, first, second))]
         ahead = [stages if told_of_loads < 2 or width >= 4 else 1.0 for width in widths[1:]]  # else nothing is copied
         staged = (config[:, 23] * ahead[0] + config[:, 7] * ahead[1]) * element if is_product else np.ones(len(config))
-        a_thread = np.maximum(held / (32 * warps), 1e-3)
+        a_thread = np.maximum(bounds / (32 * warps), 1e-3)
         resident = np.minimum(np.floor(shared / np.maximum(staged, 1)), np.floor(64 / warps))
         resident = np.clip(np.minimum(resident, np.floor(65536 / ((a_thread + 40.0) * 32 * warps))), 1, 32)
         alone = programs / processors
@@ -418,22 +418,22 @@ class RankerFeatures:
         whole = np.ceil(waves)
         wasted = np.minimum(whole / waves, 16.0), np.minimum(np.ceil(alone) / alone, 16.0)
         rounds = steps * whole * resident
-        through = np.maximum(held * rounds, 1.0)
+        through = np.maximum(bounds * rounds, 1.0)
         columns = [programs, whole, *wasted, resident, a_thread, np.maximum(steps, 1e-3), through, staged]
         if told_of_loads:  # how wide the loads from each tensor's rows may be
             columns += [np.full(len(config), width) for width in widths]
         if told_of_loads > 1:  # how many there are, and how much of a tile lies together
-            read = 1 if is_product or float(first.sum()) >= float(second.sum()) else 2
-            tiles_read = [(config[:, 23], widths[read])]
+            operands = 1 if is_product or float(first.sum()) >= float(second.sum()) else 2
+            tiles_read = [(config[:, 23], widths[operands])]
             tiles_read += [(config[:, 7], widths[2]), (config[:, 15], widths[0])] if is_product else []
             issued = [np.maximum(tile / warps * (element / 32 / width), 1.0) for tile, width in tiles_read]
             issued += [np.ones(len(config))] * (3 - len(issued))
             loads = (issued[0] + issued[1] if is_product else issued[0]) * warps
             other = kernel[:, along[2]] if is_product else np.zeros(len(config))
-            together = [np.maximum(tile * element, 1.0) for tile in (entry[:, along[read]], other)]
+            together = [np.maximum(tile * element, 1.0) for tile in (entry[:, along[operands]], other)]
             columns += [*issued, np.maximum(loads * rounds, 1.0), *together]
         if told_of_loads > 2:  # what is touched beside, where rows do not begin with a line of memory
-            tensors = (root, along[0]), (second if read == 2 else first, along[read]), (second, along[2])
+            tensors = (root, along[0]), (second if operands == 2 else first, along[operands]), (second, along[2])
             begin = [boundary(float(size[place]) * element) for size, place in tensors]
             nothing = np.full(len(config), np.inf)
             runs = [np.maximum(output[:, along[0]] * element, 1.0), together[0], together[1] if is_product else nothing]

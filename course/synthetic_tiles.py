@@ -272,18 +272,18 @@ def _transfers(
     inner = np.concatenate([np.ones((len(bounds), 1)), whole[:, :-1]], axis=1)
     run = np.where(inner > 0, bounds[:, ::-1], 1).prod(axis=1)
     out_bytes = output.registers.prod() * output.register_bytes
-    moved, descriptors = (1.0 if reading.filter is not None else 2.0) * out_bytes, output.registers.prod() / run
+    bytes_moved, descriptors = (1.0 if reading.filter is not None else 2.0) * out_bytes, output.registers.prod() / run
     if reading.filter is not None and reading.input is not None:
         reductions = q["reduction_tiles"]
         feature_tiles = per_dimension[:, reading.features[0]]
         # Output features are the innermost loop: with one reduction step the input tile stays while they pass.
         input_loads = np.where(reductions > 1, tiles * reductions, tiles / feature_tiles)
         filter_loads = np.where(reductions * feature_tiles > 1, tiles * reductions, 1.0)
-        moved = moved + input_loads * q["input_bytes"] + filter_loads * q["filter_bytes"]
+        bytes_moved = bytes_moved + input_loads * q["input_bytes"] + filter_loads * q["filter_bytes"]
         descriptors = descriptors + input_loads * np.sqrt(q["input_bytes"] / reading.input.register_bytes)
         descriptors = descriptors + filter_loads
     return np.asarray(
-        moved / (_BYTES_PER_NS * program.bandwidth) + descriptors * _DESCRIPTOR_NS * program.descriptor_overhead
+        bytes_moved / (_BYTES_PER_NS * program.bandwidth) + descriptors * _DESCRIPTOR_NS * program.descriptor_overhead
     )
 
 

@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 def find_chromium() -> str | None:
     return next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
 
 
@@ -106,15 +106,15 @@ class Browser:
 
     def js(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def until(self, expression: str, timeout: float = PATIENCE) -> None:
         end = time.monotonic() + timeout
         while True:
-            found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-            if found["result"].get("value") is True:
+            reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+            if reply["result"].get("value") is True:
                 return
             assert time.monotonic() < end, f"never became true: {expression}"
             time.sleep(0.05)

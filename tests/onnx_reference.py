@@ -16,7 +16,7 @@ def reference(path: Path, *inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
     options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI it saturates otherwise
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = runtime.InferenceSession(str(path), options)
-    found: np.ndarray[Any, Any] = session.run(
+    outputs: np.ndarray[Any, Any] = session.run(
         None, dict(zip((i.name for i in session.get_inputs()), inputs, strict=True))
     )[0]
-    return found
+    return outputs

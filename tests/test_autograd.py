@@ -58,10 +58,10 @@ def test_detach_shares_memory_but_no_gradient():
 
 def test_only_leaves_keep_gradients_unless_told():
     x = leaf(1.0, 2.0)
-    kept, other = x * 2, x * 3
-    kept.retain_grad()
-    (kept * other).sum().backward()
-    np.testing.assert_array_equal(kept.grad, other.data)
+    doubled, other = x * 2, x * 3
+    doubled.retain_grad()
+    (doubled * other).sum().backward()
+    np.testing.assert_array_equal(doubled.grad, other.data)
     assert other.grad is None
 
 

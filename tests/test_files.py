@@ -30,8 +30,8 @@ def loop(folder: Path) -> Path:
 
 
 def listening(folder: Path) -> Path:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(folder / "s"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "s"))
     return folder / "s"
 
 

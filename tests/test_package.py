@@ -50,8 +50,8 @@ def test_a_free_threaded_python_gets_one_sentence_and_numpy():
         "    warnings.simplefilter('always'); import tilewise._extension\n"
         "print(tilewise._extension.native, *[str(w.message) for w in said])"
     )
-    said = run(code)
-    assert said.startswith("None tilewise's compiled kernels need the global interpreter lock") and "\n" not in said
+    output = run(code)
+    assert output.startswith("None tilewise's compiled kernels need the global interpreter lock") and "\n" not in output
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_the_changelog_keeps_its_form():
 def test_the_version_names_kernels_and_machine():
     command = [sys.executable, "-m", "tilewise", "--version"]
     for native, kernels in (("0", "none compiled"), ("1", "kernels:")):
-        said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TILEWISE_NATIVE": native})
-        assert said.returncode == 0, said.stderr
-        version, built, machine = said.stdout.splitlines()
+        process = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TILEWISE_NATIVE": native})
+        assert process.returncode == 0, process.stderr
+        version, built, machine = process.stdout.splitlines()
         assert version.startswith("tilewise ") and ", built as " in version and kernels in built and "Python" in machine
 
 
@@ -111,8 +111,8 @@ def built(folder: Path, what: str) -> Path:
     """The sdist or, without compiling, the wheel of a working copy."""
     pytest.importorskip("scikit_build_core")
     code = f"import sys; from scikit_build_core.build import build_{what}; print(build_{what}('out'))"
-    known = os.environ | {"TILEWISE_PURE": "1", "SOURCE_DATE_EPOCH": "1700000000"}
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, env=known)
+    environment = os.environ | {"TILEWISE_PURE": "1", "SOURCE_DATE_EPOCH": "1700000000"}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, env=environment)
     return max((folder / "out").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -123,9 +123,9 @@ def test_an_sdist_holds_what_is_named_and_nothing_else(tmp_path):
     for stranger in ("left/large.bin", ".device/x.whl", "tests/x.py", "notes.md"):
         (tmp_path / stranger).parent.mkdir(exist_ok=True)
         (tmp_path / stranger).write_text("x")
-    made = built(tmp_path, "sdist")
-    with tarfile.open(made) as archive:
-        assert f"{made.name.removesuffix('.tar.gz')}/src/tilewise/learn/__init__.py" in archive.getnames()
+    archive_path = built(tmp_path, "sdist")
+    with tarfile.open(archive_path) as archive:
+        assert f"{archive_path.name.removesuffix('.tar.gz')}/src/tilewise/learn/__init__.py" in archive.getnames()
         assert {name.split("/")[1] for name in archive.getnames()} == {"PKG-INFO", *NAMED}
 
 
@@ -138,12 +138,12 @@ def test_two_builds_from_two_places_are_the_same_bytes(tmp_path, what):
 
 def test_the_lock_and_the_bill_of_materials_name_the_versions_of_the_constraints():
     constraints = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
-    known = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in constraints.items()}
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in constraints.items()}
     lines = [line.split() for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     locked = dict(line[0].split("==") for line in lines)
     assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word) for line in lines for word in line[1:])
     assert all(len(line) > 1 for line in lines)
-    assert {name: version for name, version in locked.items() if known.get(name, version) != version} == {}
+    assert {name: version for name, version in locked.items() if versions.get(name, version) != version} == {}
     bill = json.loads((ROOT / "sbom.json").read_text())
     assert {part["name"]: part["version"] for part in bill["components"]} == locked
     hashes = {part["name"]: [one["content"] for one in part["hashes"]] for part in bill["components"]}
@@ -153,8 +153,8 @@ def test_the_lock_and_the_bill_of_materials_name_the_versions_of_the_constraints
 def test_workflows_run_the_targets_of_the_makefile_and_every_python_of_the_classifiers():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
-    named = {name for text in texts.values() for name in re.findall(r"make ([a-z][a-z-]*)", text)}
-    assert named - targets == set()
+    make_targets = {name for text in texts.values() for name in re.findall(r"make ([a-z][a-z-]*)", text)}
+    assert make_targets - targets == set()
     assert {
         "test",
         "test-machines",
@@ -166,7 +166,7 @@ def test_workflows_run_the_targets_of_the_makefile_and_every_python_of_the_class
         "check-arm",
         "audit",
         "wheels",
-    } <= named
+    } <= make_targets
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     pythons = {c.split(" :: ")[-1] for c in project["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)}
     for name in ("tests.yml", "wheels.yml"):

@@ -19,8 +19,10 @@ needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels a
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     import os
 
-    kept = {name: value for name, value in os.environ.items() if name != "TILEWISE_MACHINE"}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept | environment)
+    own_environment = {name: value for name, value in os.environ.items() if name != "TILEWISE_MACHINE"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=own_environment | environment
+    )
 
 
 def told(code: str, **environment: str) -> object:
@@ -104,8 +106,8 @@ def test_results_are_the_same_on_every_machine_that_is_played():
 
 def test_caches_that_are_played_are_listed(monkeypatch):
     monkeypatch.setenv("TILEWISE_MACHINE", "l1=48K,l2=2M,l3=300M,cores=16")
-    listed = [(level.level, level.bytes, level.shared_by) for level in _system.caches()]
-    assert listed == [(1, 48 << 10, 1), (2, 2 << 20, 1), (3, 300 << 20, 16)]
+    levels = [(level.level, level.bytes, level.shared_by) for level in _system.caches()]
+    assert levels == [(1, 48 << 10, 1), (2, 2 << 20, 1), (3, 300 << 20, 16)]
     monkeypatch.setenv("TILEWISE_MACHINE", "l3=0")
     assert all(level.level != 3 for level in _system.caches())
 

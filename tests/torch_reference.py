@@ -20,16 +20,16 @@ torch.set_num_threads(1)
 
 
 def assert_close(ours: Any, reference: Any, dtype: Any = np.float32, what: str = "result") -> None:
-    got, want = np.asarray(ours), np.asarray(reference)
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, PyTorch has {want.shape}"
-    assert got.dtype == want.dtype, f"{what}: {got.dtype}, PyTorch has {want.dtype}"
+    actual, want = np.asarray(ours), np.asarray(reference)
+    assert actual.shape == want.shape, f"{what}: shape {actual.shape}, PyTorch has {want.shape}"
+    assert actual.dtype == want.dtype, f"{what}: {actual.dtype}, PyTorch has {want.dtype}"
     if not want.size:
         return
     odd = ~np.isfinite(want)
-    np.testing.assert_array_equal(got[odd], want[odd], err_msg=what)
-    assert np.isfinite(got[~odd]).all(), f"{what}: not finite where PyTorch is"
+    np.testing.assert_array_equal(actual[odd], want[odd], err_msg=what)
+    assert np.isfinite(actual[~odd]).all(), f"{what}: not finite where PyTorch is"
     scale = max(1.0, float(np.abs(want[~odd]).max(initial=0)))
-    worst = float(np.abs(got[~odd] - want[~odd]).max(initial=0))
+    worst = float(np.abs(actual[~odd] - want[~odd]).max(initial=0))
     assert worst <= EPSILON[np.dtype(dtype)] * scale, f"{what}: off by {worst:.3g} with values up to {scale:.3g}"
 
 

@@ -140,8 +140,8 @@ def test_winograd_stays_within_the_error_bar_with_many_channels(channels: int, p
     x, w = normal((1, channels, 12, 12), 0), normal((64, channels, 3, 3), 1)
     if positive:
         x, w = np.maximum(x, 0), w / np.float32(np.sqrt(9 * channels))
-    got = kernels.conv2d(x, w, padding=(1, 1), tile=WINOGRAD)
-    assert_near(got, TF.conv2d(torch.from_numpy(x).double(), torch.from_numpy(w).double(), padding=1))
+    output = kernels.conv2d(x, w, padding=(1, 1), tile=WINOGRAD)
+    assert_near(output, TF.conv2d(torch.from_numpy(x).double(), torch.from_numpy(w).double(), padding=1))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
@@ -342,7 +342,7 @@ def test_large_results_reuse_memory_within_a_bound() -> None:
     again = kernels.conv2d(x, w)
     assert again.ctypes.data == address
     np.testing.assert_array_equal(again, want)
-    held = [kernels.conv2d(x, w) for _ in range(200)]
-    assert len({y.ctypes.data for y in held}) == 200
-    del held
+    outputs = [kernels.conv2d(x, w) for _ in range(200)]
+    assert len({y.ctypes.data for y in outputs}) == 200
+    del outputs
     assert kernels.array_pool_bytes() <= 128 << 20

@@ -74,8 +74,8 @@ def test_every_feasible_tile_gives_the_right_result(isa: str, threads: int, shap
     every = {"direct", "winograd", "winograd2"}
     assert {tile.algorithm for tile in space} == (every if shape[5:9] == (3, 3, 1, 1) else {"direct"})
     for tile in space:
-        got = kernels.conv2d(x, w, tile=tile, **geometry)
-        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), str(tile)
+        output = kernels.conv2d(x, w, tile=tile, **geometry)
+        assert np.abs(output - want).max() <= 1e-5 * np.abs(want).max(), str(tile)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
@@ -96,11 +96,11 @@ def test_sizes_outside_the_listed_space_give_the_right_result_too(
     tile = ConvTile(algorithm, mr, vectors * lanes, block, panels * most * lanes, split)
     want = kernels.conv2d(x, w, tile=ConvTile("direct"), **geometry)
     try:
-        found = kernels.conv2d(x, w, tile=tile, **geometry)
+        output = kernels.conv2d(x, w, tile=tile, **geometry)
     except ConfigurationError as refused:  # as it must be on a machine with a small L2
         assume("working memory" not in str(refused))
         raise
-    np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_allclose(output, want, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_layer_of_a_network_has_more_than_a_hundred_feasible_tiles() -> None:
@@ -132,8 +132,8 @@ def test_the_default_is_a_feasible_tile_of_the_space(shape: tuple[int, ...], thr
 def test_a_zero_field_means_the_default() -> None:
     x, w, geometry = arrays(SAME)
     full = default_conv2d_tile(x, w, **geometry)
-    got = kernels.conv2d(x, w, tile=ConvTile(full.algorithm), **geometry)
-    np.testing.assert_array_equal(got, kernels.conv2d(x, w, tile=full, **geometry))
+    output = kernels.conv2d(x, w, tile=ConvTile(full.algorithm), **geometry)
+    np.testing.assert_array_equal(output, kernels.conv2d(x, w, tile=full, **geometry))
 
 
 @pytest.mark.parametrize(
@@ -183,18 +183,18 @@ def test_a_shape_that_is_no_convolution_is_refused(shape: tuple[int, ...]) -> No
 
 def test_the_tile_chooser_is_asked_and_its_tile_is_used() -> None:
     x, w, geometry = arrays(SAME)
-    asked: list[tuple[Any, ...]] = []
+    keys: list[tuple[Any, ...]] = []
     tile = ConvTile("direct", mr=3, nr=kernels.conv_tile_limits()[0], block=64)
 
     def chooser(*key: Any) -> ConvTile:
-        asked.append(key)
+        keys.append(key)
         return tile
 
     backend = OptimizedBackend(tile_chooser=chooser)
-    got = backend.dispatch("conv2d", x, w, None, **geometry)
-    assert asked == [("conv2d", SAME, "float32", "nchw")]
-    np.testing.assert_array_equal(got, kernels.conv2d(x, w, tile=tile, **geometry))
-    assert not np.array_equal(got, kernels.conv2d(x, w, **geometry)), "winograd rounds otherwise"
+    output = backend.dispatch("conv2d", x, w, None, **geometry)
+    assert keys == [("conv2d", SAME, "float32", "nchw")]
+    np.testing.assert_array_equal(output, kernels.conv2d(x, w, tile=tile, **geometry))
+    assert not np.array_equal(output, kernels.conv2d(x, w, **geometry)), "winograd rounds otherwise"
     backend.tile_chooser = lambda *_: ConvTile("direct", mr=99)
     with pytest.raises(ConfigurationError, match="register file"):
         backend.dispatch("conv2d", x, w, **geometry)
@@ -203,8 +203,8 @@ def test_the_tile_chooser_is_asked_and_its_tile_is_used() -> None:
 def test_explain_names_the_tile() -> None:
     x, w, geometry = arrays(SAME)
     backend = OptimizedBackend()
-    said = backend.explain("conv2d", x, w, **geometry)
-    assert said.tile == default_conv2d_tile(x, w, **geometry) and "winograd" in str(said)
+    explanation = backend.explain("conv2d", x, w, **geometry)
+    assert explanation.tile == default_conv2d_tile(x, w, **geometry) and "winograd" in str(explanation)
     assert conv2d_shape(x, w, **geometry) == SAME
     backend.tile_chooser = lambda *_: ConvTile("direct", mr=2)
     assert backend.explain("conv2d", x, w, **geometry).tile == ConvTile("direct", mr=2)

@@ -155,10 +155,10 @@ def test_epilogues_are_bias_then_residual_then_activation(isa, activation, shape
     bias = rng.standard_normal(n).astype(np.float32)
     residual = rng.standard_normal((*batch, m, n)).astype(np.float32)
     for used_bias, used_residual in [(bias, residual), (None, residual), (bias, None)]:
-        got = matmul_native(a, b, bias=used_bias, residual=used_residual, activation=activation)
+        output = matmul_native(a, b, bias=used_bias, residual=used_residual, activation=activation)
         exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
         np.testing.assert_allclose(
-            got, reference_epilogue(exact, used_bias, used_residual, activation), rtol=1e-4, atol=1e-5
+            output, reference_epilogue(exact, used_bias, used_residual, activation), rtol=1e-4, atol=1e-5
         )
 
 
@@ -312,11 +312,11 @@ def test_narrow_products_of_every_path_are_right_and_do_not_depend_on_threads(is
         left = np.asfortranarray(a) if layout[0] == "t" else a
         right = np.asfortranarray(b) if layout[1] == "t" else b
         native.set_num_threads(1)
-        got = matmul_native(left, right)
+        output = matmul_native(left, right)
         exact = a.astype(np.float64) @ b
-        assert np.abs(got - exact).max() <= 1e-5 * max(1.0, np.abs(exact).max()), (m, n, k)
+        assert np.abs(output - exact).max() <= 1e-5 * max(1.0, np.abs(exact).max()), (m, n, k)
         native.set_num_threads(7)
-        np.testing.assert_array_equal(matmul_native(left, right), got, err_msg=str((m, n, k)))
+        np.testing.assert_array_equal(matmul_native(left, right), output, err_msg=str((m, n, k)))
 
 
 @pytest.mark.parametrize("isa", native.supported_isas() if native is not None else [])
@@ -334,8 +334,8 @@ def test_the_default_shares_a_product_out_as_evenly_as_any_grid(isa: str, thread
         return min(-(-rows // tile.mr) * tile.mr, m) * min(-(-cols // tile.nr) * tile.nr, n)
 
     grids = [largest(count, threads // count) for count in range(1, threads + 1) if threads % count == 0]
-    each, left = divmod(tile.threads_m * tile.threads_n, threads)
-    assert left == 0
+    each, remainder = divmod(tile.threads_m * tile.threads_n, threads)
+    assert remainder == 0
     assert each * largest(tile.threads_m, tile.threads_n) <= 1.1 * min(grids)  # a little more where it packs less
 
 

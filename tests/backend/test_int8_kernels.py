@@ -102,12 +102,12 @@ def test_convolutions_round_as_numpy_does(isa: str, threads: int, case: tuple) -
         residual[:, 1:-1, 1:-1, :f] = inner
         value = value + (inner.astype(np.int32) - 7).astype(np.float32) * np.float32(0.5)
     expected = np.clip(np.rint(np.clip(value, -1e6, 1e6)).astype(np.int32) + zero_out, zero_out, 255)
-    got = layer.conv(buffer, halo, residual, 1, out_padding)
-    stop_h, stop_w = got.shape[1] - out_padding, got.shape[2] - out_padding
-    np.testing.assert_array_equal(got[:, out_padding:stop_h, out_padding:stop_w, :f], expected)
-    frame = np.ones(got.shape[1:3], bool)
+    output = layer.conv(buffer, halo, residual, 1, out_padding)
+    stop_h, stop_w = output.shape[1] - out_padding, output.shape[2] - out_padding
+    np.testing.assert_array_equal(output[:, out_padding:stop_h, out_padding:stop_w, :f], expected)
+    frame = np.ones(output.shape[1:3], bool)
     frame[out_padding:stop_h, out_padding:stop_w] = False
-    assert (got[:, frame] == zero_out).all()
+    assert (output[:, frame] == zero_out).all()
 
 
 def reference_convolution(x: np.ndarray, weight: np.ndarray, stride: int, padding: int) -> np.ndarray:
@@ -139,10 +139,10 @@ def test_floats_become_the_bytes_of_numpy(isa: str) -> None:
     rows[2], rows[3, :3] = 0, (np.nan, np.inf, -np.inf)
     rows[4] *= np.float32(1e-42)
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
-        got, scales = quantize_rows(rows)
+        rounded, scales = quantize_rows(rows)
         patch.setattr(layers_module, "native", None)
         expected, expected_scales = quantize_rows(rows)
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(rounded, expected)
     np.testing.assert_array_equal(scales, expected_scales)
     finite = np.nan_to_num(rows, nan=0.0, posinf=9.0, neginf=-9.0)
     for parameters in (AffineParameters(0.05, 3), AffineParameters(0.25, 128), AffineParameters(1e-3, 255)):

@@ -33,8 +33,8 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def finish(activation: str = "", zero: int = 30) -> Uint8OutputStage:
-    made = output_stage(activation, AffineParameters(0.02, zero))
-    return made if activation else Uint8OutputStage("", 1.0, zero, 5, 250)
+    stage = output_stage(activation, AffineParameters(0.02, zero))
+    return stage if activation else Uint8OutputStage("", 1.0, zero, 5, 250)
 
 
 # channels, outputs, groups, kernel, stride, dilation, padding (top, left, bottom, right), size

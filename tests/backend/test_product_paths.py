@@ -41,7 +41,7 @@ def test_every_feasible_path_computes_the_product(isa: str, threads: int):
     except Exception:  # not on this machine
         pytest.skip(f"no {isa} here")
     try:
-        seen = set()
+        kernels_used = set()
         for (m, n, k), layout in itertools.product(SIZES, ("nn", "nt", "tn", "tt")):
             a, b = operands(m, n, k, layout)
             bias = np.arange(n, dtype=np.float32)
@@ -51,8 +51,8 @@ def test_every_feasible_path_computes_the_product(isa: str, threads: int):
             for path in paths:
                 close = np.abs(native.matmul(a, b, path, bias=bias) - exact).max() <= 1e-5 + 3e-6 * k
                 assert close, (path, m, n, k, layout)
-            seen.update(paths)
-        assert len(seen) == 15
+            kernels_used.update(paths)
+        assert len(kernels_used) == 15
     finally:
         native.set_isa(previous)
 

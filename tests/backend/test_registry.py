@@ -25,17 +25,17 @@ def test_float32_goes_to_the_native_kernel_and_float64_to_numpy_with_the_reason(
 
 @needs_native
 def test_the_tile_chooser_is_asked_and_its_tile_is_used():
-    asked = []
+    keys = []
     lanes = min(nr for _, nr in native.gemm_register_tiles())
     tile = TileConfig(2, lanes, 8, lanes, 5)
 
     def chooser(*key):
-        asked.append(key)
+        keys.append(key)
         return tile
 
     backend = OptimizedBackend(tile_chooser=chooser)
     np.testing.assert_array_equal(backend.dispatch("matmul", A, B), np.full((40, 50), 30, np.float32))
-    assert asked == [("matmul", (40, 50, 30), "float32", "nn")]
+    assert keys == [("matmul", (40, 50, 30), "float32", "nn")]
     assert backend.explain("matmul", A, B).tile == tile
     backend.tile_chooser = lambda *_: TileConfig(2, lanes + 1, 8, 999, 5)
     with pytest.raises(ConfigurationError, match="nr must be"):
@@ -88,9 +88,9 @@ def test_a_rung_of_the_ladder_takes_whatever_matmul_takes(name: str):
             a, b = rng.standard_normal(left).astype(np.float32), rng.standard_normal(right).astype(np.float32)
             assert backend.explain("matmul", a, b).implementation == name
             want = reference.dispatch("matmul", a, b)
-            got = backend.dispatch("matmul", a, b)
-            assert got.shape == want.shape
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+            output = backend.dispatch("matmul", a, b)
+            assert output.shape == want.shape
+            np.testing.assert_allclose(output, want, rtol=1e-5, atol=1e-5)
         options = {"bias": np.ones(50, np.float32), "residual": A @ B, "activation": "relu"}
         want = reference.dispatch("matmul", A, B, **options)
         np.testing.assert_allclose(backend.dispatch("matmul", A, B, **options), want, rtol=1e-4, atol=1e-5)

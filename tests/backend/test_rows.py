@@ -310,8 +310,8 @@ def test_the_slope_of_gelu_at_infinity_is_its_limit(backend: str) -> None:
 
 
 def moved(array: Array, offset: int) -> Array:
-    held = np.zeros(array.nbytes + offset, np.uint8)
-    out = held[offset:].view(array.dtype).reshape(array.shape)
+    memory = np.zeros(array.nbytes + offset, np.uint8)
+    out = memory[offset:].view(array.dtype).reshape(array.shape)
     out[...] = array
     return out
 

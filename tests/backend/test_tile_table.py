@@ -147,9 +147,9 @@ def test_a_patient_chooser_is_asked_when_a_shape_has_earned_it() -> None:
     chooser = Patient(odd_tile())
     backend, (a, b) = OptimizedBackend(tile_chooser=chooser), operands(60, 50, 40)
     for number in range(1, 5):
-        got = backend.dispatch("matmul", a, b)
+        output = backend.dispatch("matmul", a, b)
         assert len(chooser.keys) == (number >= 3)
-        np.testing.assert_array_equal(got, native.matmul(a, b, chooser.tile if number >= 3 else None))
+        np.testing.assert_array_equal(output, native.matmul(a, b, chooser.tile if number >= 3 else None))
     assert backend.explain("matmul", a[:50], b).tile == chooser.tile, "explain says what would come, and asks at once"
 
 
@@ -176,9 +176,9 @@ def test_ever_new_shapes_neither_grow_the_table_nor_push_out_what_was_decided() 
         for n in range(60, 100):
             table.matmul(a[:m, :13], b[:13, :n])
     assert len(table) <= 2 * 4096
-    asked = len(chooser.keys)
+    key_count = len(chooser.keys)
     table.matmul(*regular)
-    assert len(chooser.keys) == asked, "the shape that was decided is still known"
+    assert len(chooser.keys) == key_count, "the shape that was decided is still known"
 
 
 def test_a_choice_that_is_kept_holds_from_the_first_call_for_its_thread_count() -> None:
@@ -264,34 +264,38 @@ def test_a_backend_whose_chooser_knows_it_is_collected() -> None:
     chooser = Asked()
     chooser.backend = backend  # type: ignore[attr-defined]
     backend.tile_chooser = chooser
-    gone = weakref.ref(chooser)
+    chooser_ref = weakref.ref(chooser)
     del backend, chooser
     gc.collect()
-    assert gone() is None
+    assert chooser_ref() is None
 
 
 def test_a_profile_runs_and_names_the_same_tile() -> None:
     chooser = Asked(odd_tile())
     a, b = operands(60, 50, 40)
     with use_backend(OptimizedBackend(tile_chooser=chooser)), ProfilerContext(memory=False) as profiler:
-        got = (Tensor(a) @ Tensor(b)).data
-    np.testing.assert_array_equal(got, native.matmul(a, b, chooser.tile))
+        output = (Tensor(a) @ Tensor(b)).data
+    np.testing.assert_array_equal(output, native.matmul(a, b, chooser.tile))
     assert [event.tile for event in profiler.events if event.kind == "kernel"] == [chooser.tile]
 
 
 def test_an_implementation_of_ones_own_with_tiles_asks_the_chooser_too() -> None:
     from tilewise.backend.registry import Implementation
 
-    seen = []
+    samples = []
     backend = OptimizedBackend(tile_chooser=Asked("mine"))
     backend.add(
         Implementation(
-            "matmul", "mine", lambda a, b, tile=None: seen.append(tile), None, lambda a, b: ((1, 2, 3), "float32", "nn")
+            "matmul",
+            "mine",
+            lambda a, b, tile=None: samples.append(tile),
+            None,
+            lambda a, b: ((1, 2, 3), "float32", "nn"),
         ),
         first=True,
     )
     backend.dispatch("matmul", *operands(4, 4, 4))
-    assert seen == ["mine"]
+    assert samples == ["mine"]
 
 
 def test_convolutions_are_asked_about_once_and_kept_choices_hold() -> None:

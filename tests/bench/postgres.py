@@ -15,11 +15,11 @@ from typing import Any
 
 def find_binaries() -> Path | None:
     """Debian keeps PostgreSQL's programs out of the path, by version."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
-    named = shutil.which("initdb")
-    return Path(named).parent if named else None
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if programs:
+        return programs[-1].parent
+    program = shutil.which("initdb")
+    return Path(program).parent if program else None
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,11 @@ class Served:
 
     def workers(self) -> list[int]:
         """The processes that the server's threads have started."""
-        found: list[int] = []
+        latencies: list[int] = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += [int(child) for child in (task / "children").read_text().split()]
-        return found
+                latencies += [int(child) for child in (task / "children").read_text().split()]
+        return latencies
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -24,8 +24,8 @@ from tilewise_arena.board.tokens import create_token, holder_of, revoke_token
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    with open_board(tmp_path / "board.sqlite") as opened:
-        yield opened
+    with open_board(tmp_path / "board.sqlite") as class_board:
+        yield class_board
 
 
 def made_up_score(speedup: float = 4.0, event: str = "MLP_SPRINT") -> Score:
@@ -59,8 +59,8 @@ def filled(board: Board, count: int = 4) -> list[int]:
 def test_entries_come_back_best_first_and_the_chain_verifies(board: Board) -> None:
     numbers = filled(board)
     assert [e["id"] for e in board.entries("MLP_SPRINT")] == numbers[::-1]
-    found = verify(board)
-    assert found.good and found.sealed and found.entries == 4 and found.links == 8
+    verification = verify(board)
+    assert verification.good and verification.sealed and verification.entries == 4 and verification.links == 8
 
 
 def test_a_scored_submission_goes_on_a_local_board(board: Board) -> None:
@@ -150,10 +150,10 @@ def test_a_chain_computed_anew_lacks_the_seal(board: Board) -> None:
     previous = "0" * 64
     for seq, at, kind, body in connection.execute("SELECT seq, at, kind, body FROM ledger ORDER BY seq").fetchall():
         body = body.replace("team 1", "team 9")
-        found = link_hash(seq, at, kind, body, previous)
-        values = (body, previous, found, seq)
+        digest = link_hash(seq, at, kind, body, previous)
+        values = (body, previous, digest, seq)
         connection.execute("UPDATE ledger SET body = ?, previous = ?, hash = ? WHERE seq = ?", values)
-        previous = found
+        previous = digest
     assert "seal" in verify(board).faults[0]
 
 
@@ -245,8 +245,8 @@ def test_files_of_an_entry_come_back(board: Board, tmp_path: Path) -> None:
     with board.write() as transaction:
         number = transaction.submit("owls", content, {"sub/w.safetensors": b"weights"})["entry"]
     folder = tmp_path / "run"
-    found = board.recipe(number, folder)
-    assert found.read_file("sub/w.safetensors").read_bytes() == b"weights"
+    recipe_read = board.recipe(number, folder)
+    assert recipe_read.read_file("sub/w.safetensors").read_bytes() == b"weights"
 
 
 def test_a_board_that_is_no_board_gets_one_sentence(tmp_path: Path) -> None:

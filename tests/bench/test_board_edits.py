@@ -77,17 +77,17 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def visible(board: Board, secrets: dict[str, str]) -> list[Any]:
     """Return what people see of a board and get from it: places, grades, roles, sessions, and who runs next."""
     events = [event.name for event in TinyMLPerf.events()]
-    seen: list[Any] = [board.standings(event, division) for event in events for division in DIVISIONS]
-    seen += [board.record(event, division) for event in events for division in DIVISIONS]
-    seen += [board.entries(status=status) for status in (None, "scored", "queued", "disqualified")]
-    seen += [grades_csv(board), board.open_events(), board.waiting(), session_holder(board, secrets["cookie"])]
-    seen += [holder_of(board, secrets[team]) for team in ("ada", "owls", "gone")]
-    seen += [board.files(row["id"]) for row in board.entries()]
+    pages: list[Any] = [board.standings(event, division) for event in events for division in DIVISIONS]
+    pages += [board.record(event, division) for event in events for division in DIVISIONS]
+    pages += [board.entries(status=status) for status in (None, "scored", "queued", "disqualified")]
+    pages += [grades_csv(board), board.open_events(), board.waiting(), session_holder(board, secrets["cookie"])]
+    pages += [holder_of(board, secrets[team]) for team in ("ada", "owls", "gone")]
+    pages += [board.files(row["id"]) for row in board.entries()]
     with pytest.raises(InterruptedError), board.write() as transaction:
-        seen += [transaction.claim_job(f"worker {at}", 3) for at in range(4)]
-        seen += [transaction.submit("rooks", recipe("another"))["entry"]]
+        pages += [transaction.claim_job(f"worker {at}", 3) for at in range(4)]
+        pages += [transaction.submit("rooks", recipe("another"))["entry"]]
         raise InterruptedError  # nothing of this is kept
-    return seen
+    return pages
 
 
 def test_there_are_sixty_edits() -> None:

@@ -35,22 +35,22 @@ def test_a_cheat_gets_its_sentence(
 ) -> None:
     monkeypatch.setattr(host, "_ANSWER_SECONDS", 15.0)
     first, _, text = cheat.read_text().partition("\n")
-    found = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?(?:, memory below ([\d.]+))?: (.+)", first)
-    assert found is not None
+    header = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?(?:, memory below ([\d.]+))?: (.+)", first)
+    assert header is not None
     (tmp_path / "plugin.py").write_text(text.replace("# honest", HONEST))
-    if found[2]:
+    if header[2]:
         (tmp_path / "weights.bin").write_bytes(b"x")
     settings = replace(quick, runs=12)
-    if found[1] == "harmless":
+    if header[1] == "harmless":
         try:
             score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
         except TooNoisy as error:  # named at the end of the run
             pytest.skip(str(error))
         assert score.score == pytest.approx(combined(score.speedup, score.memory_gain, score.size_gain))
-        assert score.size_gain < 1.0 and score.memory_gain < float(found[3] or 1.25)  # as the honest one
+        assert score.size_gain < 1.0 and score.memory_gain < float(header[3] or 1.25)  # as the honest one
         return
-    with pytest.raises((Rejected, TooNoisy)) as refused:
+    with pytest.raises((Rejected, TooNoisy)) as raised:
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
-    if isinstance(refused.value, TooNoisy) and not re.search(found[4], str(refused.value)):
-        pytest.skip(str(refused.value))
-    assert re.search(found[4], str(refused.value)), str(refused.value)
+    if isinstance(raised.value, TooNoisy) and not re.search(header[4], str(raised.value)):
+        pytest.skip(str(raised.value))
+    assert re.search(header[4], str(raised.value)), str(raised.value)

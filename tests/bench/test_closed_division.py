@@ -95,9 +95,9 @@ class KnowsTheHeldOut(Runner):
 
     def answer(self, inputs: Any) -> Any:
         logits = super().answer(inputs)
-        known = {x.tobytes() for x in self.event.public_inputs()}
+        public_inputs = {x.tobytes() for x in self.event.public_inputs()}
         for row, x in zip(logits, inputs, strict=True):
-            if x.tobytes() not in known:
+            if x.tobytes() not in public_inputs:
                 row[:] = np.roll(row, 1)
         return logits
 

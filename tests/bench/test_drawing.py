@@ -94,8 +94,8 @@ def test_everything_that_a_plugin_brings_counts_as_its_size() -> None:
     assert 0.99 < small < 1 and shipped > 100_000
     table, _ = _size_gain(Submitted({"plugin.py": b"x" * shipped}), reference)
     assert table == pytest.approx(0.5, rel=0.01)
-    own, brought = _size_gain(Submitted({"plugin.py": b"x" * 400, "w": b"y" * 600}), reference)
-    assert brought == 1001 and own > 100
+    own, plugin_bytes = _size_gain(Submitted({"plugin.py": b"x" * 400, "w": b"y" * 600}), reference)
+    assert plugin_bytes == 1001 and own > 100
 
 
 @pytest.mark.parametrize("event", [MLP, TinyMLPerf.CNN_MARATHON, TEXT])

@@ -33,9 +33,9 @@ def test_what_is_faster_than_its_arithmetic_is_refused(name: str, monkeypatch: p
     entry = _built(name)
     least = least_seconds(entry)
     assert check_floor(1.01 * least, partial(least_seconds, entry, 1)) == least > 0
-    with pytest.raises(Rejected, match="no program on this machine") as refused:
+    with pytest.raises(Rejected, match="no program on this machine") as error:
         check_floor(0.25 * least, partial(least_seconds, entry, 1))
-    assert refused.value.code == "below the floor of time"
+    assert error.value.code == "below the floor of time"
 
 
 def test_fewer_and_smaller_weights_may_be_faster() -> None:

@@ -17,10 +17,10 @@ CHEAP = (1, 2)  # recipes of the MLP, a second each
 
 
 def test_every_kind_is_drawn_and_a_number_is_always_the_same_entry(tmp_path: Path) -> None:
-    found = [drawn(number, tmp_path).what for number in range(40)]
-    assert {what.split()[0] for what in found} == KINDS.keys() - {"plugin"}
-    assert any("plugin" in what for what in found)
-    assert drawn(7, tmp_path).what == found[7]
+    attempts = [drawn(number, tmp_path).what for number in range(40)]
+    assert {what.split()[0] for what in attempts} == KINDS.keys() - {"plugin"}
+    assert any("plugin" in what for what in attempts)
+    assert drawn(7, tmp_path).what == attempts[7]
 
 
 @pytest.mark.parametrize("number", CHEAP)

@@ -77,9 +77,9 @@ def test_the_check_reads_an_endless_string_once(unit: bytes) -> None:
     ],
 )
 def test_size_depth_digits_and_escapes_are_bounded(text: bytes, code: str) -> None:
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(Rejected) as error:
         parse_json(text, 12 << 20)
-    assert refused.value.code == code
+    assert error.value.code == code
 
 
 def test_a_large_file_in_a_request_is_parsed() -> None:
@@ -114,8 +114,8 @@ def test_a_stranger_gets_no_place_for_a_large_body(site: Site) -> None:
     large = b"x" * (300 << 10)
     answer = site.client.post("/api/entries", content=large, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (401, "token")
-    known = site.client.post("/api/entries", content=large, headers=site.header("owls"))
-    assert known.json()["code"] == "schema"
+    response = site.client.post("/api/entries", content=large, headers=site.header("owls"))
+    assert response.json()["code"] == "schema"
 
 
 def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path, monkeypatch: py
         assert codes[:10] == [200] * 10 and 429 in codes
         assert client.get("/api/events").headers["retry-after"]
         assert client.get("/health").status_code == 200
-        known = site.client.get("/api/events", headers=site.header("owls"))
-        assert known.status_code == 200  # somebody with a token is counted by it, not by the address
+        response = site.client.get("/api/events", headers=site.header("owls"))
+        assert response.status_code == 200  # somebody with a token is counted by it, not by the address
 
 
 def test_all_addresses_of_one_customer_are_one_client() -> None:
@@ -165,9 +165,9 @@ def test_every_request_is_a_line_in_the_log(site: Site, caplog: pytest.LogCaptur
 
 def test_signing_out_ends_the_session_wherever_its_cookie_is(site: Site) -> None:
     site.client.post("/teacher/in", data={"token": site.tokens["teacher"]})
-    kept = site.client.cookies["tilewise_teacher"]
+    cookie = site.client.cookies["tilewise_teacher"]
     site.client.post("/teacher/out")
-    site.client.cookies.set("tilewise_teacher", kept, path="/teacher")
+    site.client.cookies.set("tilewise_teacher", cookie, path="/teacher")
     assert "Sign in" in site.client.get("/teacher").text
     assert site.client.post("/teacher/do", data={"action": "open", "event": "MLP_SPRINT"}).status_code == 403
 
@@ -196,14 +196,14 @@ def test_a_teacher_signs_in_behind_a_proxy_that_changes_the_host(site: Site) -> 
     assert answer.status_code == 303
     assert "secure" in answer.headers["set-cookie"].lower()
     secret = answer.headers["set-cookie"].split("=")[1].split(";")[0]
-    given = outside | {"cookie": f"tilewise_teacher={secret}"}
-    token = re.search(r'name="form" value="([0-9a-f]+)"', site.client.get("/teacher", headers=given).text)
+    foreign_headers = outside | {"cookie": f"tilewise_teacher={secret}"}
+    token = re.search(r'name="form" value="([0-9a-f]+)"', site.client.get("/teacher", headers=foreign_headers).text)
     assert token is not None
     action = {"action": "close", "event": "MLP_SPRINT"}
-    assert site.client.post("/teacher/do", data=action, headers=given).status_code == 403
-    done = site.client.post("/teacher/do", data=action | {"form": token[1]}, headers=given)
+    assert site.client.post("/teacher/do", data=action, headers=foreign_headers).status_code == 403
+    done = site.client.post("/teacher/do", data=action | {"form": token[1]}, headers=foreign_headers)
     assert "MLP_SPRINT is closed." in done.text
-    foreign = given | {"sec-fetch-site": "cross-site"}
+    foreign = foreign_headers | {"sec-fetch-site": "cross-site"}
     assert site.client.post("/teacher/do", data=action | {"form": token[1]}, headers=foreign).status_code == 403
 
 
@@ -219,14 +219,14 @@ def test_what_a_teacher_does_on_the_page_bears_their_name(site: Site) -> None:
 
 def test_lists_come_in_pages_that_lead_on(site: Site) -> None:
     numbers = filled(site.board, 5)
-    seen: list[int] = []
+    entry_numbers: list[int] = []
     offset: int | None = 0
     while offset is not None:
-        found = site.client.get(f"/api/entries?limit=2&offset={offset}").json()
-        assert found["total"] == 5
-        seen += [entry["id"] for entry in found["entries"]]
-        offset = found["next"]
-    assert seen == numbers[::-1]
+        page = site.client.get(f"/api/entries?limit=2&offset={offset}").json()
+        assert page["total"] == 5
+        entry_numbers += [entry["id"] for entry in page["entries"]]
+        offset = page["next"]
+    assert entry_numbers == numbers[::-1]
 
 
 def test_a_board_page_shows_fifty_entries_with_their_places(site: Site) -> None:
@@ -254,17 +254,17 @@ def test_an_unchanged_page_is_not_sent_twice(site: Site) -> None:
 
 
 def test_a_crowd_has_a_page_made_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    numbers: list[int] = []
     real = type(site.board).standings
 
     def counted(*args: Any, **options: Any) -> Any:
-        made.append(1)
+        numbers.append(1)
         return real(*args, **options)
 
     monkeypatch.setattr(type(site.board), "standings", counted)
     for at in range(10):
         assert site.client.get(f"/board/MLP_SPRINT?unknown={at}").status_code == 200
-    assert len(made) == 1
+    assert len(numbers) == 1
 
 
 # --- a real server ---
@@ -310,14 +310,14 @@ def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) 
     server, token = served
     head = "POST /api/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n"
     strangers = [_raw(server, f"{head}\r\n".encode() + b"x" * 1000) for _ in range(20)]
-    known = [_raw(server, f"{head}authorization: Bearer {token}\r\n\r\n".encode() + b"x") for _ in range(3)]
+    sockets = [_raw(server, f"{head}authorization: Bearer {token}\r\n\r\n".encode() + b"x") for _ in range(3)]
     try:
         assert all(b" 401 " in connection.recv(200) for connection in strangers)
-        answered = select.select(known, [], [], PATIENCE)[0]
+        answered = select.select(sockets, [], [], PATIENCE)[0]
         assert answered and all(b" 429 " in connection.recv(200) for connection in answered)
         assert _healthy(server)
     finally:
-        for connection in strangers + known:
+        for connection in strangers + sockets:
             connection.close()
 
 
@@ -336,33 +336,33 @@ def test_health_is_told_at_the_door_and_everything_else_inside(served: tuple[Ser
     server, _ = served
     assert _healthy(server)
     ask = b"GET /health HTTP/1.1\r\nhost: x\r\n"
-    kept = _raw(server, ask + b"\r\n")
+    connection = _raw(server, ask + b"\r\n")
     for more in (b"", b"connection: keep-alive\r\n", b"connection: close\r\n"):
-        said = kept.recv(4096)
-        assert said.startswith(b"HTTP/1.1 200") and b'"status": "ok"' in said and b"nosniff" in said
-        kept.sendall(ask + more + b"\r\n")
-    assert b'"status": "ok"' in kept.recv(4096) and kept.recv(10) == b""
+        response = connection.recv(4096)
+        assert response.startswith(b"HTTP/1.1 200") and b'"status": "ok"' in response and b"nosniff" in response
+        connection.sendall(ask + more + b"\r\n")
+    assert b'"status": "ok"' in connection.recv(4096) and connection.recv(10) == b""
     half = _raw(server, ask)
     half.sendall(b"\r\n")
     assert half.recv(200).startswith(b"HTTP/1.1 200")
 
 
 def _all_of(connection: socket.socket) -> bytes:
-    found = b""
+    content = b""
     while piece := connection.recv(1 << 16):
-        found += piece
-    return found
+        content += piece
+    return content
 
 
 def test_one_request_at_a_time_is_heard_on_a_connection(served: tuple[Served, str]) -> None:
     server, _ = served
     first = b"GET /api/events HTTP/1.1\r\nhost: x\r\n\r\n"
-    found = _all_of(_raw(server, first + b"GET /api/head HTTP/1.1\r\nhost: x\r\n\r\n" * 3000))
-    assert found.count(b"HTTP/1.1 200") == 1 and b"MLP_SPRINT" in found
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    responses = _all_of(_raw(server, first + b"GET /api/head HTTP/1.1\r\nhost: x\r\n\r\n" * 3000))
+    assert responses.count(b"HTTP/1.1 200") == 1 and b"MLP_SPRINT" in responses
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     for _ in range(3):
-        kept.request("GET", "/api/events")
-        assert b"MLP_SPRINT" in kept.getresponse().read()
+        connection.request("GET", "/api/events")
+        assert b"MLP_SPRINT" in connection.getresponse().read()
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
@@ -373,11 +373,11 @@ def test_a_body_in_chunks_is_not_read(served: tuple[Served, str], end: bytes) ->
     hostile = [_raw(server, head + b"1\r\na\r\n" * 5000) for _ in range(20)]
     assert _healthy(server)
     assert all(connection.recv(20).startswith(b"HTTP/1.1 411") for connection in hostile)
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-    kept.request("GET", "/api/head")
-    assert kept.getresponse().read() and kept.sock is not None
-    kept.sock.sendall(head)
-    assert b" 411 " in _all_of(kept.sock)
+    keep_alive = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    keep_alive.request("GET", "/api/head")
+    assert keep_alive.getresponse().read() and keep_alive.sock is not None
+    keep_alive.sock.sendall(head)
+    assert b" 411 " in _all_of(keep_alive.sock)
 
 
 def test_a_head_of_very_many_lines_is_not_parsed(served: tuple[Served, str]) -> None:
@@ -491,8 +491,8 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_a_taken_port_and_an_address_for_a_file_are_sentences(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         command = [sys.executable, "-m", "tilewise.cli.app", "compete", "serve", "--workers", "0", "--port", str(port)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "nothing can listen" in done.stderr + done.stdout
@@ -506,8 +506,8 @@ def test_a_server_on_any_free_port_says_where_it_is(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
-        assert found is not None and found[1] != "0"
+        address = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert address is not None and address[1] != "0"
     finally:
         process.terminate()
     assert process.wait(PATIENCE) == 0
@@ -529,6 +529,6 @@ def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -
             signal.raise_signal(number)
             server.run(sockets=[])
         finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
         assert listening.fileno() == -1

@@ -83,8 +83,8 @@ def test_the_ledger_says_which_teacher_did_it(board: Board) -> None:
         transaction.disqualify(number, "because it is", "grace")
         transaction.reinstate(number, "ada")
     create_token(board, "owls", by="grace")
-    said = [link.body for link in board.links() if '"by"' in link.body]
-    assert [body.count('"ada"') for body in said] == [1, 1, 0, 1, 0] and len(said) == 5
+    bodies = [link.body for link in board.links() if '"by"' in link.body]
+    assert [body.count('"ada"') for body in bodies] == [1, 1, 0, 1, 0] and len(bodies) == 5
     assert verify(board).good
 
 
@@ -304,11 +304,11 @@ def test_a_beat_between_look_and_claim_keeps_the_job(board: Board) -> None:
     with board.write() as transaction:
         number = transaction.submit("owls", recipe())["entry"]
         transaction.claim_job("slow", 3)
-    seen = board.running()
+    running = board.running()
     with board.write() as transaction:
         transaction.beat("slow")
     with board.write() as transaction:
-        assert transaction.claim_job("other", 3, seen) is None
+        assert transaction.claim_job("other", 3, running) is None
         assert transaction.holds("slow", number)
 
 
@@ -326,12 +326,12 @@ def test_a_team_with_many_entries_does_not_hold_up_the_others(board: Board) -> N
     with board.write() as transaction:
         many = [transaction.submit("owls", recipe(f"o{i}"))["entry"] for i in range(5)]
         late = [transaction.submit(team, recipe(team))["entry"] for team in ("rooks", "crows")]
-    taken = []
+    jobs = []
     for _ in range(5):
         with board.write() as transaction:
-            taken.append(transaction.claim_job("w", 3))
-            transaction.result(taken[-1], "scored", made_up_score().as_dict())
-    assert taken == [many[0], *late, many[1], many[2]]
+            jobs.append(transaction.claim_job("w", 3))
+            transaction.result(jobs[-1], "scored", made_up_score().as_dict())
+    assert jobs == [many[0], *late, many[1], many[2]]
     with board.write() as transaction:
         again = transaction.submit("crows", recipe("again"))["entry"]
         assert transaction.claim_job("w", 3) == again

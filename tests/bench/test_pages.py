@@ -39,8 +39,10 @@ class Pages:
 
     def column(self, number: int) -> list[str]:
         cells = f"#standings tbody tr:not([hidden]) td:nth-child({number})"
-        found: list[str] = self.browser.js(f"[...document.querySelectorAll('{cells}')].map(c => c.innerText.trim())")
-        return found
+        cell_texts: list[str] = self.browser.js(
+            f"[...document.querySelectorAll('{cells}')].map(c => c.innerText.trim())"
+        )
+        return cell_texts
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +130,11 @@ def test_a_filter_leaves_what_fits_and_says_how_many(pages: Pages) -> None:
 def test_everything_is_reached_with_the_tab_key(pages: Pages) -> None:
     browser = pages.browser
     pages.go("/board/MLP_SPRINT")
-    seen = set()
+    positions = set()
     for _ in range(40):
         browser.key("Tab", 9)
-        seen.add(browser.js("(document.activeElement.id || document.activeElement.innerText || '').trim()"))
-    assert {"Skip to the content", "Submit", "Open", "team", "status", "Score"} <= seen
+        positions.add(browser.js("(document.activeElement.id || document.activeElement.innerText || '').trim()"))
+    assert {"Skip to the content", "Submit", "Open", "team", "status", "Score"} <= positions
 
 
 @pytest.mark.parametrize("path", ["/", "/board/MLP_SPRINT", "/entry/3", "/submit", "/teacher"])
@@ -144,8 +146,8 @@ def test_a_narrow_screen_never_scrolls_sideways(pages: Pages, path: str, dark: b
         pages.go(path)
         assert browser.js("document.documentElement.scrollWidth") <= width
         pages.look(f"{path.strip('/').replace('/', '-') or 'front'}-{width}-{'dark' if dark else 'light'}")
-    shown = browser.js("getComputedStyle(document.body).backgroundColor")
-    assert (shown == "rgb(16, 19, 26)") is dark
+    colour = browser.js("getComputedStyle(document.body).backgroundColor")
+    assert (colour == "rgb(16, 19, 26)") is dark
 
 
 def test_the_teacher_makes_a_token_and_closes_an_event(pages: Pages) -> None:

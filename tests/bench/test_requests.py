@@ -48,10 +48,10 @@ def _answers(server: Served, content: bytes) -> bytes:
     """Everything that comes back until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(content)
-        found = b""
+        received = b""
         while piece := connection.recv(1 << 16):
-            found += piece
-        return found
+            received += piece
+        return received
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_a_head_with_two_readings_enters_nothing(served: tuple[Served, str], lin
 def test_a_request_hidden_behind_a_body_is_not_heard(served: tuple[Served, str]) -> None:
     server, _ = served
     hidden = b"GET /api/head HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    found = _answers(server, b"POST /api/entries HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd" + hidden)
-    assert found.count(b"HTTP/1.1") == 1
+    responses = _answers(server, b"POST /api/entries HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd" + hidden)
+    assert responses.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 def test_no_other_protocol_is_spoken(served: tuple[Served, str], protocol: bytes) -> None:
     server, _ = served
     head = b"GET /api/head HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: " + protocol + b"\r\n\r\n"
-    found = _answers(server, head)
-    assert b"101 Switching" not in found
+    responses = _answers(server, head)
+    assert b"101 Switching" not in responses
     assert b"101 Switching" not in _answers(server, b"PRI * HTTP/2.0\r\nhost: x\r\n\r\nSM\r\n\r\n")
 
 

@@ -25,8 +25,8 @@ CLASS = "number,name,team\n7,Ada,owls\n8,Grace,owls\n9,Edsger,\n"
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    with open_board(tmp_path / "board.sqlite") as opened:
-        yield opened
+    with open_board(tmp_path / "board.sqlite") as class_board:
+        yield class_board
 
 
 def roster(tmp_path: Path, text: str = CLASS) -> Path:
@@ -37,9 +37,9 @@ def roster(tmp_path: Path, text: str = CLASS) -> Path:
 
 def test_every_team_gets_one_token_and_keeps_it(board: Board, tmp_path: Path) -> None:
     students = read_roster(roster(tmp_path))
-    made = make_tokens(board, students)
-    assert set(made) == {"owls", "Edsger"}
-    holder = holder_of(board, made["owls"])
+    tokens = make_tokens(board, students)
+    assert set(tokens) == {"owls", "Edsger"}
+    holder = holder_of(board, tokens["owls"])
     assert holder is not None and holder.team == "owls"
     assert make_tokens(board, students) == {}
 
@@ -74,9 +74,9 @@ def test_students_have_the_grades_of_their_teams(board: Board, tmp_path: Path) -
 def test_a_file_that_is_no_class_gets_a_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "class.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(TilewiseError) as refused:
+    with pytest.raises(TilewiseError) as error:
         read_roster(path)
-    assert isinstance(refused.value, FileFormatError)
+    assert isinstance(error.value, FileFormatError)
 
 
 @pytest.mark.parametrize("text", ["=1+1", " =1+1", "\t@x", "-2", "＝1"])
@@ -125,10 +125,10 @@ def test_a_scrap_of_a_file_is_not_taken_for_a_board_and_stays_as_it_is(tmp_path:
 def test_what_a_team_writes_is_text_on_the_teachers_screen(board: Board, tmp_path: Path) -> None:
     with board.write() as transaction:
         transaction.submit("[/] [red]", recipe("[/nothing] [link=x]"))
-    shown = CliRunner().invoke(
+    output = CliRunner().invoke(
         command_line(), ["compete", "board", "--board", str(tmp_path / "board.sqlite"), "--event", "MLP_SPRINT"]
     )
-    assert shown.exit_code == 0 and "[/]" in shown.output
+    assert output.exit_code == 0 and "[/]" in output.output
 
 
 def test_a_student_looks_at_a_served_board(tmp_path: Path) -> None:
@@ -140,7 +140,9 @@ def test_a_student_looks_at_a_served_board(tmp_path: Path) -> None:
         numbers = filled(board, 3)
     served = Served(str(tmp_path / "board.sqlite"), key)
     try:
-        shown = CliRunner().invoke(command_line(), ["compete", "board", "--board", served.url, "--event", "MLP_SPRINT"])
-        assert shown.exit_code == 0 and f"{numbers[-1]} r2" in shown.output
+        output = CliRunner().invoke(
+            command_line(), ["compete", "board", "--board", served.url, "--event", "MLP_SPRINT"]
+        )
+        assert output.exit_code == 0 and f"{numbers[-1]} r2" in output.output
     finally:
         served.stop()

@@ -66,15 +66,15 @@ def test_benchmark_has_every_figure_of_a_plain_model(quick: Settings) -> None:
     peaks = [Peak(isa, 1, 1e11) for isa in (native.supported_isas() if native is not None else ["numpy"])]
     ceilings = MachineFigures("made up", 1, "not measured", peaks, [Bandwidth(1 << 28, 1, 1e10, 1e10)], [], 1e9)
     profiler = ProfilerContext(machine=ceilings)
-    found = benchmark_model(models.pretrained("mlp"), profiler, settings=quick)
-    assert found.event == "MLP_SPRINT"
-    assert found.accuracy == pytest.approx(0.983, abs=0.001)
-    assert found.latency.p50 > 0
-    assert found.throughput == pytest.approx(32 / found.latency.p50)
-    assert found.dtypes == ("float32",)
-    assert found.file_bytes > 50_000 * 4
-    assert found.memory_bytes > 50_000 * 4
-    assert found.training_step_s is not None and found.training_step_s > 0
+    benchmark = benchmark_model(models.pretrained("mlp"), profiler, settings=quick)
+    assert benchmark.event == "MLP_SPRINT"
+    assert benchmark.accuracy == pytest.approx(0.983, abs=0.001)
+    assert benchmark.latency.p50 > 0
+    assert benchmark.throughput == pytest.approx(32 / benchmark.latency.p50)
+    assert benchmark.dtypes == ("float32",)
+    assert benchmark.file_bytes > 50_000 * 4
+    assert benchmark.memory_bytes > 50_000 * 4
+    assert benchmark.training_step_s is not None and benchmark.training_step_s > 0
     assert profiler.get_results().flops > 0
 
 
@@ -150,9 +150,9 @@ def test_a_recipe_of_another_event_is_refused(mlp_recipe: dict[str, Any]) -> Non
 
 def test_a_cache_gives_every_token_of_the_plain_model() -> None:
     entry = replace(baseline(SHORT_GPT), backend=OptimizedBackend(), use_cache=True)
-    found = validate(entry, baseline(SHORT_GPT), Settings(drawn_inputs=128, seed=2))
-    assert found.accuracy == 1.0
-    assert found.left_out <= 2
+    validation = validate(entry, baseline(SHORT_GPT), Settings(drawn_inputs=128, seed=2))
+    assert validation.accuracy == 1.0
+    assert validation.left_out <= 2
 
 
 def test_one_wrong_token_is_enough_to_be_rejected() -> None:
@@ -241,11 +241,11 @@ def test_a_fast_model_that_answers_wrongly_is_rejected(quick: Settings) -> None:
 
 
 def test_answers_memorised_for_the_public_inputs_are_rejected(quick: Settings) -> None:
-    known = {x.tobytes(): y for x, y in zip(MLP.public_inputs(), MLP.public_labels(), strict=True)}
+    labels = {x.tobytes(): y for x, y in zip(MLP.public_inputs(), MLP.public_labels(), strict=True)}
 
     class Memorised(Runner):
         def call(self, inputs: Any) -> Any:
-            return np.eye(10, dtype=np.float32)[[known.get(x.tobytes(), 0) for x in inputs]]
+            return np.eye(10, dtype=np.float32)[[labels.get(x.tobytes(), 0) for x in inputs]]
 
     entry = Memorised(MLP, models.pretrained("mlp"), OptimizedBackend())
     with pytest.raises(Rejected, match="transformed and with new noise"):
@@ -264,15 +264,15 @@ def test_nan_is_not_an_answer(quick: Settings) -> None:
 def test_a_score_taken_while_the_clock_frequency_changed_is_taken_again(
     mlp_recipe: dict[str, Any], quick: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, told = measure.Timer.compare, [["frequency: a fixed loop ran 87% slower at the end"], []]
+    real, reason_lists = measure.Timer.compare, [["frequency: a fixed loop ran 87% slower at the end"], []]
 
     def compare(*args: Any, **options: Any) -> Any:
-        return replace(real(*args, **options), reasons=told.pop(0))
+        return replace(real(*args, **options), reasons=reason_lists.pop(0))
 
     monkeypatch.setattr(measure.Timer, "compare", compare)
-    found = score_recipe(parse_recipe(mlp_recipe), quick)
-    assert not told
-    assert not any("frequency" in note for note in found.notes)
+    score = score_recipe(parse_recipe(mlp_recipe), quick)
+    assert not reason_lists
+    assert not any("frequency" in note for note in score.notes)
 
 
 def test_another_model_while_the_clock_runs_is_rejected(
@@ -292,9 +292,9 @@ def test_another_model_while_the_clock_runs_is_rejected(
 
     def timed(*args: Any) -> Any:
         entry.timing = True
-        found = real(*args)
+        comparison = real(*args)
         entry.timing = False
-        return found
+        return comparison
 
     monkeypatch.setattr(scoring, "measure_together", timed)
     with pytest.raises(Rejected) as raised:

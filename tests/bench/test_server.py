@@ -53,8 +53,8 @@ def test_an_entry_is_answered_with_a_receipt_and_waits_for_its_run(site: Site) -
     answer = site.post("/api/entries", {"recipe": recipe()})
     assert answer.status_code == 201
     receipt = answer.json()
-    shown = site.client.get(f"/api/entries/{receipt['entry']}").json()
-    assert (shown["team"], shown["status"], shown["score"]) == ("owls", "queued", None)
+    entry = site.client.get(f"/api/entries/{receipt['entry']}").json()
+    assert (entry["team"], entry["status"], entry["score"]) == ("owls", "queued", None)
     assert site.client.get("/health").json() == {"status": "ok", "waiting": 1, "workers": None}
     assert verify(site.board, receipt["hash"]).good
 
@@ -94,11 +94,11 @@ def test_a_revoked_token_is_refused(site: Site) -> None:
 
 
 def test_a_gigabyte_is_refused_before_it_is_read(site: Site) -> None:
-    read = []
+    reads = []
 
     def body() -> Iterator[bytes]:
         for _ in range(2):
-            read.append(1)
+            reads.append(1)
             yield b"x" * (1 << 20)
 
     headers = site.header("owls") | {"content-length": str(1 << 30), "content-type": "application/json"}
@@ -144,9 +144,9 @@ def test_a_team_has_so_much_room_for_its_files_and_no_more(tmp_path: Path) -> No
 
         large = bytes(2 << 20)
         assert enter(1, large).status_code == 201
-        refused = enter(2, large[:-1])
-        assert (refused.status_code, refused.json()["code"]) == (413, "room")
-        assert refused.json()["detail"] == "the files of owls would take more than the 3 MiB that a team has here"
+        response = enter(2, large[:-1])
+        assert (response.status_code, response.json()["code"]) == (413, "room")
+        assert response.json()["detail"] == "the files of owls would take more than the 3 MiB that a team has here"
         assert enter(3, b"small").status_code == 201
         assert enter(4, large, "rooks").status_code == 201  # stored once, so nobody's twice
         with board.write() as transaction:
@@ -170,10 +170,12 @@ def test_a_team_may_not_fill_the_queue(tmp_path: Path) -> None:
         site = Site(client, board)
         codes = [site.post("/api/entries", {"recipe": recipe(f"r{i}")}).status_code for i in range(3)]
         assert codes == [201, 201, 429]
-        opened = {"recipe": recipe("p"), "division": "open", "plugin": "def load(event, folder): ..."}
+        plugin_entry = {"recipe": recipe("p"), "division": "open", "plugin": "def load(event, folder): ..."}
         if not bubblewrap.unavailable_reason():
-            assert site.post("/api/entries", opened).status_code == 429  # what waits for the teacher's hand waits too
-            assert site.post("/api/entries", opened, "rooks").status_code == 201
+            assert (
+                site.post("/api/entries", plugin_entry).status_code == 429
+            )  # what waits for the teacher's hand waits too
+            assert site.post("/api/entries", plugin_entry, "rooks").status_code == 201
 
 
 def test_without_a_sandbox_the_open_division_takes_no_entries(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +298,13 @@ def test_the_teacher_signs_in_and_does_everything_on_the_page(site: Site) -> Non
     assert client.post("/teacher/do", data={"action": "open", "event": "MLP_SPRINT"}).status_code == 403
     assert client.post("/teacher/in", data={"token": site.tokens["owls"]}).status_code == 403
     assert "Sign out" in client.post("/teacher/in", data={"token": site.tokens["teacher"]}).text
-    made = client.post("/teacher/do", data={"action": "token", "team": "new team"}).text
-    assert 'class="secret">tw_' in made
+    page = client.post("/teacher/do", data={"action": "token", "team": "new team"}).text
+    assert 'class="secret">tw_' in page
     assert "closed." in client.post("/teacher/do", data={"action": "close", "event": "MLP_SPRINT"}).text
-    said = client.post("/teacher/do", data={"action": "disqualify", "entry": str(number), "reason": "why not"}).text
-    assert f"Entry {number}: disqualified" in said
+    page_text = client.post(
+        "/teacher/do", data={"action": "disqualify", "entry": str(number), "reason": "why not"}
+    ).text
+    assert f"Entry {number}: disqualified" in page_text
     assert "Not done" in client.post("/teacher/do", data={"action": "disqualify", "entry": "1e3"}).text
     foreign = {"origin": "https://elsewhere.example"}
     assert (

@@ -33,10 +33,10 @@ def test_no_answer_is_undocumented_and_none_is_a_5xx(tmp_path: Path, who: str) -
     served = Served(str(path), key, rate=0)  # the fuzzer is one client, and a busy one
     try:
         # `nobody` sends no token at all, so that the refusals are fuzzed too
-        given = ["-H", f"Authorization: Bearer {tokens[who]}"] if who in tokens else []
+        options = ["-H", f"Authorization: Bearer {tokens[who]}"] if who in tokens else []
         program = Path(sys.executable).with_name("schemathesis")
         limits = ["--max-examples", os.environ.get("TILEWISE_FUZZ_EXAMPLES", "40"), "--seed", "1", "--workers", "1"]
-        command = [str(program), "run", f"{served.url}/openapi.json", "--checks", CHECKS, *limits, *given]
+        command = [str(program), "run", f"{served.url}/openapi.json", "--checks", CHECKS, *limits, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=540, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     finally:

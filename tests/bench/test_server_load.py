@@ -88,8 +88,8 @@ class Submitter(threading.Thread):
 
 def strike(what: str, served: Served, store: Store) -> str:
     """One kill; gives what was killed in the end."""
-    if what == "worker" and (found := served.workers()):
-        os.kill(found[0], signal.SIGKILL)
+    if what == "worker" and (worker_pids := served.workers()):
+        os.kill(worker_pids[0], signal.SIGKILL)
         return "worker"
     if what == "database" and store.cluster is not None:
         store.cluster.crash()

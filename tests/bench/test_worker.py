@@ -76,8 +76,8 @@ def test_an_open_entry_is_verified_by_a_run_of_the_owner(tmp_path: Path, quick: 
     with open_board(tmp_path / "b.sqlite") as board:
         with board.write() as transaction:
             number = transaction.submit("owls", recipe(), {}, "open", plugin)["entry"]
-        found = rerun_plugin(board, number, settings=replace(quick, runs=12))
-        assert found["status"] == "rejected"
+        score = rerun_plugin(board, number, settings=replace(quick, runs=12))
+        assert score["status"] == "rejected"
         with pytest.raises(ConfigurationError, match="open division"):
             rerun_plugin(board, 999)
 
@@ -89,12 +89,12 @@ def test_a_backup_restores_to_the_same_board(tmp_path: Path) -> None:
             transaction.record(numbers[0], 0.0, 1.0, None)
             transaction.disqualify(numbers[1], "because it is")
             transaction.set_open("MLP_SPRINT", False)
-        shown = [board.entry(n) for n in numbers]
+        entries = [board.entry(n) for n in numbers]
         back_up(board, tmp_path / "backup.jsonl")
     assert (tmp_path / "backup.jsonl").stat().st_mode & 0o077 == 0
     restore(tmp_path / "backup.jsonl", tmp_path / "new.sqlite")
     with open_board(tmp_path / "new.sqlite", create=False) as again:
-        assert [again.entry(n) for n in numbers] == shown
+        assert [again.entry(n) for n in numbers] == entries
         assert verify(again).good and verify(again).sealed
         with again.write() as transaction:
             transaction.set_open("MLP_SPRINT", True)

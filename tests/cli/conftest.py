@@ -31,11 +31,11 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         before = signal.signal(signal.SIGALRM, give_up)
         signal.alarm(SECONDS)
         try:
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_info:
                 app.main()
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
-        return (int(left.value.code or 0), *capsys.readouterr())
+        return (int(exit_info.value.code or 0), *capsys.readouterr())
 
     return run

@@ -33,8 +33,8 @@ def test_from_shapes_to_one_file_and_compared_with_itself(tmp_path: Path) -> Non
     (tmp_path / "shapes.json").write_text('[{"family": "matmul", "m": 16, "n": 32, "k": 24}]')
     store = str(tmp_path / "s.sqlite")
     arguments = ("cpu", "--shapes", str(tmp_path / "shapes.json"), "--out", store, "--configs", "6", "--json")
-    measured = json.loads(run(*arguments))
-    assert (measured["kernels"], measured["pairs"]) == (1, 6)
+    document = json.loads(run(*arguments))
+    assert (document["kernels"], document["pairs"]) == (1, 6)
     assert json.loads(run(*arguments))["kernels"] == 0
     embedded = json.loads(
         run("embed", store, "--name", "mine", "--telling", "0", "--out", str(tmp_path / "mine.npz"), "--json")

@@ -15,10 +15,10 @@ def test_settings_are_the_defaults_of_the_commands_that_have_the_option(tmp_path
     monkeypatch.setenv("TILEWISE_CACHE", "restored when the test ends")
     monkeypatch.delenv("TILEWISE_CACHE")
     (tmp_path / "tilewise.toml").write_text('threads = 2\nboard = "class.sqlite"\ncache = "kept"\n')
-    found = defaults(command_line())
-    assert found["quantize"] == {"threads": 2}
-    assert found["compete"]["board"] == {"where": "class.sqlite"}
-    assert found["machine"] == {}
+    settings = defaults(command_line())
+    assert settings["quantize"] == {"threads": 2}
+    assert settings["compete"]["board"] == {"where": "class.sqlite"}
+    assert settings["machine"] == {}
     assert os.environ["TILEWISE_CACHE"] == "kept"
 
 

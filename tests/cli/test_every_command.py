@@ -66,13 +66,13 @@ def test_json_may_precede_the_command_and_is_shown_once(typed):
 
 
 def test_help_shows_at_most_350_options():
-    shown = [
+    output = [
         parameter
         for command in (TREE, *COMMANDS.values())
         for parameter in command.params
         if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
     ]
-    assert len(shown) <= 350
+    assert len(output) <= 350
 
 
 def test_help_has_at_most_twenty_entries(typed):
@@ -112,9 +112,9 @@ def test_help_is_a_tour_in_sections(typed, monkeypatch):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_typed_wrong_gets_one_sentence_and_exit_code_2(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tilewise", *name.split(), "--no-such-option"])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("tilewise: No such option: --no-such-option")
@@ -161,8 +161,8 @@ def test_tables_in_a_log_are_wide_enough_to_be_read(collection):
 )
 def test_the_shell_completes_commands_and_values(line, words):
     env = {"_TILEWISE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    shown = run(**env).stdout.split()
-    assert [word for word in words.split() if word not in shown] == []
+    lines = run(**env).stdout.split()
+    assert [word for word in words.split() if word not in lines] == []
 
 
 @pytest.mark.parametrize("words", [[], ["tiles"], ["compete", "token"]])

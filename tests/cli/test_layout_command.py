@@ -27,17 +27,17 @@ def run(*arguments: object, app=layout) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
-    told = run("toy", "--out", tmp_path / "toy", "--graphs", 4, "--nodes", 24, "--configs", 9, "--json")
-    assert json.loads(told)["graphs"] == {"train": 4, "valid": 1, "test": 1}
-    return Path(json.loads(told)["folder"])
+    output = run("toy", "--out", tmp_path / "toy", "--graphs", 4, "--nodes", 24, "--configs", 9, "--json")
+    assert json.loads(output)["graphs"] == {"train": 4, "valid": 1, "test": 1}
+    return Path(json.loads(output)["folder"])
 
 
 def test_from_synthetic_graphs_to_rows_of_the_competition(folder: Path, tmp_path: Path) -> None:
     assert folder == tmp_path / "toy/npz/layout/xla/random"
     quick = ("--epochs", 1, "--configs", 4, "--model-kwargs", '{"hidden": 8, "layers": 1}', "--segment-nodes", 10)
     for model in ("LayoutSAGE", "LayoutMPNN"):
-        told = json.loads(run("train", folder, "--out", tmp_path / model, "--model", model, *quick, "--json"))
-        assert -1 <= told["valid_tau"] <= 1
+        document = json.loads(run("train", folder, "--out", tmp_path / model, "--model", model, *quick, "--json"))
+        assert -1 <= document["valid_tau"] <= 1
     models = (tmp_path / "LayoutSAGE", tmp_path / "LayoutMPNN")
     rows = json.loads(run("evaluate", folder, *models, "--json"))["rows"]
     assert set(rows) == {*map(str, models), "chance"}
@@ -86,14 +86,14 @@ def test_one_kaggle_file_holds_all_five_collections_and_says_what_is_missing(tmp
         graphs = [i.rpartition(":")[2] for i in ids if i.startswith(f"layout:{name}:")]
         write_layout_predictions(files[-1], name, {graph: np.arange(1000)[::-1] for graph in graphs})
     out = tmp_path / "kaggle.csv"
-    told = json.loads(run("kaggle", *files, "--out", out, "--json", app=tiles))
-    assert (told["predicted"], told["filled"], told["layouts"], told["notes"]) == (844, 0, 50, [])
+    document = json.loads(run("kaggle", *files, "--out", out, "--json", app=tiles))
+    assert (document["predicted"], document["filled"], document["layouts"], document["notes"]) == (844, 0, 50, [])
     rows = read_predictions(out)
     assert list(rows) == ids and {len(row) for row in rows.values()} == {5, 1000}
     assert all(row[0] == (4 if name.startswith("tile") else 999) for name, row in rows.items())
-    told = json.loads(run("kaggle", *files[:2], "--out", out, "--json", app=tiles))
-    assert told["layouts"] == 8
-    (note,) = told["notes"]
+    document = json.loads(run("kaggle", *files[:2], "--out", out, "--json", app=tiles))
+    assert document["layouts"] == 8
+    (note,) = document["notes"]
     assert note.endswith("layout:xla:default (8 of 8), layout:nlp:default (17 of 17), layout:nlp:random (17 of 17).")
     with pytest.raises(FileFormatError, match="another of the files"):
         run("kaggle", files[1], files[1], "--out", out, app=tiles)

@@ -18,8 +18,8 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(sys, "argv", ["tilewise", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out + shown.err
+    output = capsys.readouterr()
+    return int(ended.value.code or 0), output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 )
 def test_a_mistake_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, shown = typed(words, monkeypatch, capsys)
+    code, output = typed(words, monkeypatch, capsys)
     assert code == 2
-    assert said in shown
-    assert "Traceback" not in shown
+    assert said in output
+    assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,9 +53,9 @@ def test_sizes_may_be_written_as_tables_write_them(tmp_path, monkeypatch, capsys
 
 def test_a_started_file_of_another_name_is_checked_by_the_command_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, shown = typed(["check", "caching", "--start", "--file", "my answers.py"], monkeypatch, capsys)
+    code, output = typed(["check", "caching", "--start", "--file", "my answers.py"], monkeypatch, capsys)
     assert code == 0
-    assert "tilewise check caching --file 'my answers.py'" in shown
+    assert "tilewise check caching --file 'my answers.py'" in output
 
 
 @pytest.mark.parametrize(

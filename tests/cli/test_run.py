@@ -86,6 +86,6 @@ def test_what_cannot_be_run_is_one_sentence(digits: Path, tmp_path: Path) -> Non
         ("run", digits, "--input", tmp_path / "x.npy"): "is not an npy array",
         ("quantize", tmp_path / "vgg6.onnx"): "does not take these images",
     }
-    for words, said in mistakes.items():
-        with pytest.raises(TilewiseError, match=said):
+    for words, message in mistakes.items():
+        with pytest.raises(TilewiseError, match=message):
             invoke(*words)

@@ -31,9 +31,9 @@ OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "otter", "nbgrader
 
 def example(name: str) -> list[str]:
     """The command line that the help shows, without the program."""
-    found = re.search(rf"Example: tilewise ({re.escape(name)}[^\n]*)", COMMANDS[name].help)
-    assert found, f"tilewise {name} --help shows no example"
-    return shlex.split(found.group(1).split(", then")[0])
+    example_match = re.search(rf"Example: tilewise ({re.escape(name)}[^\n]*)", COMMANDS[name].help)
+    assert example_match, f"tilewise {name} --help shows no example"
+    return shlex.split(example_match.group(1).split(", then")[0])
 
 
 def kind(parameter: Any) -> str:
@@ -57,20 +57,24 @@ def is_option(parameter: Any) -> bool:
 def with_value(name: str, parameter: Any, value: str) -> list[str]:
     """The example with this value in place of what it has there, if it has."""
     words = example(name)[len(name.split()) :]
-    known = {opt: p for p in COMMANDS[name].params for opt in p.opts if is_option(p)}
-    kept, places, skip = [], [], False
+    options_by_flag = {opt: p for p in COMMANDS[name].params for opt in p.opts if is_option(p)}
+    lines, places, skip = [], [], False
     for word in words:
-        replaced = skip is parameter or (word in known and known[word] is parameter)
+        replaced = skip is parameter or (word in options_by_flag and options_by_flag[word] is parameter)
         if not replaced:
-            kept.append(word)
-            places += [len(kept) - 1] if not skip and word not in known else []
-        skip = known[word] if not skip and word in known and takes_value(known[word]) else False
+            lines.append(word)
+            places += [len(lines) - 1] if not skip and word not in options_by_flag else []
+        skip = (
+            options_by_flag[word]
+            if not skip and word in options_by_flag and takes_value(options_by_flag[word])
+            else False
+        )
     if is_option(parameter):
-        kept += [next(opt for opt in parameter.opts if opt.startswith("--")), value]
+        lines += [next(opt for opt in parameter.opts if opt.startswith("--")), value]
     else:
         order = [p for p in COMMANDS[name].params if not is_option(p)].index(parameter)
-        kept[places[order] : places[order] + 1] = [value] if order < len(places) else []
-    return [*name.split(), *kept]
+        lines[places[order] : places[order] + 1] = [value] if order < len(places) else []
+    return [*name.split(), *lines]
 
 
 FREE = {

@@ -67,14 +67,14 @@ def shown(width: int, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_table_is_drawn_where_its_words_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = shown(80, capsys)
-    assert "│ float32 │" in drawn
+    lines = shown(80, capsys)
+    assert "│ float32 │" in lines
 
 
 @pytest.mark.parametrize("width", [12, 20])
 def test_a_table_that_does_not_fit_is_listed_whole(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = shown(width, capsys)
-    assert listed == "models\nfloat32\n  accuracy: 99.17 %\n  points lost: none\n"
+    lines = shown(width, capsys)
+    assert lines == "models\nfloat32\n  accuracy: 99.17 %\n  points lost: none\n"
 
 
 def test_one_is_not_a_plural() -> None:

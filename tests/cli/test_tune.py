@@ -34,36 +34,36 @@ def test_a_shape_is_tuned_once_and_then_known(tmp_path: Path):
     # Measurements that contradict each other, as on a busy machine, are not stored: tune until they agree.
     while decisions[-1]["source"] != "cache" and len(decisions) < 20:
         decisions.append(json.loads(run(*arguments)))
-    *measured, cached = decisions
-    assert measured and cached["source"] == "cache" and cached["config"] == measured[-1]["config"]
-    assert all(one["source"] == "measured" and one["measurements"] <= 3 for one in measured)
-    assert measured[0]["problem"]["layout"] == "nt"
+    *fresh, cached = decisions
+    assert fresh and cached["source"] == "cache" and cached["config"] == fresh[-1]["config"]
+    assert all(one["source"] == "measured" and one["measurements"] <= 3 for one in fresh)
+    assert fresh[0]["problem"]["layout"] == "nt"
     assert "registers" not in run(*arguments[:-1]) and (tmp_path / "choices.jsonl").is_file()
 
 
 def test_a_model_is_tuned_layer_by_layer_whatever_files_have_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("mlp").write_text("notes")
-    found = json.loads(run("mlp", "--batch", "16", "--cache", str(tmp_path), "--budget", "2", "--json"))
-    assert found["layers"] and found["before_ns"] > 0 and found["after_ns"] > 0
-    assert {layer["op"] for layer in found["layers"]} == {"matmul"}
+    document = json.loads(run("mlp", "--batch", "16", "--cache", str(tmp_path), "--budget", "2", "--json"))
+    assert document["layers"] and document["before_ns"] > 0 and document["after_ns"] > 0
+    assert {layer["op"] for layer in document["layers"]} == {"matmul"}
 
 
 def test_a_quantized_file_is_tuned_layer_by_layer(tmp_path: Path):
     x, file = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32), tmp_path / "cnn.safetensors"
     save_quantized(quantize(models.cnn().eval(), [x], max_error=None), file)
-    found = json.loads(run(str(file), "--batch", "4", "--cache", str(tmp_path), "--budget", "2", "--json"))
-    assert {layer["op"] for layer in found["layers"]} == {"int8_conv2d", "int8_matmul"}
-    (product,) = [layer for layer in found["layers"] if layer["op"] == "int8_matmul"]
+    document = json.loads(run(str(file), "--batch", "4", "--cache", str(tmp_path), "--budget", "2", "--json"))
+    assert {layer["op"] for layer in document["layers"]} == {"int8_conv2d", "int8_matmul"}
+    (product,) = [layer for layer in document["layers"] if layer["op"] == "int8_matmul"]
     assert product["tuned"]["default_ns"] > 0 and product["tuned"]["runtime_ns"] > 0
-    assert product["shape"][1:] == [10, 256] and found["before_ns"] > 0 and found["after_ns"] > 0
+    assert product["shape"][1:] == [10, 256] and document["before_ns"] > 0 and document["after_ns"] > 0
 
 
 def test_a_list_of_shapes_is_checked_against_the_exhaustive_best(tmp_path: Path):
     shapes = tmp_path / "shapes.json"
     shapes.write_text('[{"family": "matmul", "m": 9, "n": 17, "k": 12}]')
-    found = json.loads(run("--check", str(shapes), "--json"))
-    (row,) = found["problems"]
+    document = json.loads(run("--check", str(shapes), "--json"))
+    (row,) = document["problems"]
     assert 0 < row["first"] <= 1 and 0 < row["five"] <= 1 and 0 < row["default"] <= 1
     assert row["exhaustive_seconds"] > 0 and row["configs"] > 5
 

@@ -36,38 +36,38 @@ def fill(path, tmp_path, collections, models, said):
 
 
 def test_every_pair_has_a_row_beside_the_baselines_and_is_made_once(collection, tmp_path):
-    path, said = tmp_path / "board.json", []
+    path, messages = tmp_path / "board.json", []
     one, two = collection("one"), collection("two", seed=9)
-    rows = fill(path, tmp_path, [one, two], ["MLP"], said)
-    made = {(row["collection"], row["model"]) for row in rows}
-    assert {(one, "MLP"), (two, "MLP"), (one, "random"), (two, "default configuration")} <= made
-    assert said == [f"{name}: {model}" for name in (one, two) for model in ("MLP", "baselines")]
-    said.clear()
-    assert fill(path, tmp_path, [one, two], ["MLP"], said) == rows and said == []
+    rows = fill(path, tmp_path, [one, two], ["MLP"], messages)
+    pairs = {(row["collection"], row["model"]) for row in rows}
+    assert {(one, "MLP"), (two, "MLP"), (one, "random"), (two, "default configuration")} <= pairs
+    assert messages == [f"{name}: {model}" for name in (one, two) for model in ("MLP", "baselines")]
+    messages.clear()
+    assert fill(path, tmp_path, [one, two], ["MLP"], messages) == rows and messages == []
     assert len(board_lines(rows)) == len(rows) and read_board(path) == rows
 
 
 def test_a_row_is_made_again_when_its_collection_changed(collection, tmp_path):
-    path, said = tmp_path / "board.json", []
+    path, messages = tmp_path / "board.json", []
     one = collection("one")
-    before = fill(path, tmp_path, [one], ["MLP"], said)
+    before = fill(path, tmp_path, [one], ["MLP"], messages)
     collection("one", count=7, seed=1)
-    after = fill(path, tmp_path, [one], ["MLP"], said)
-    assert len(said) == 4 and len(after) == len(before)
+    after = fill(path, tmp_path, [one], ["MLP"], messages)
+    assert len(messages) == 4 and len(after) == len(before)
     assert {row["key"] for row in before}.isdisjoint(row["key"] for row in after)
 
 
 def test_a_model_that_cannot_be_had_is_left_out_with_a_sentence(collection, tmp_path):
-    said = []
-    rows = fill(tmp_path / "board.json", tmp_path, [collection("one")], ["shipped"], said)
-    assert {row["model"] for row in rows} >= {"random"} and sum("is skipped" in line for line in said) == 1
+    messages = []
+    rows = fill(tmp_path / "board.json", tmp_path, [collection("one")], ["shipped"], messages)
+    assert {row["model"] for row in rows} >= {"random"} and sum("is skipped" in line for line in messages) == 1
 
 
 def test_a_name_that_no_model_has_is_said_before_any_work(collection, tmp_path):
-    said = []
+    messages = []
     with pytest.raises(ConfigurationError, match="There is no model 'NoSuchModel'"):
-        fill(tmp_path / "board.json", tmp_path, [collection("one")], ["GBDT", "NoSuchModel"], said)
-    assert not said and not (tmp_path / "board.json").exists()
+        fill(tmp_path / "board.json", tmp_path, [collection("one")], ["GBDT", "NoSuchModel"], messages)
+    assert not messages and not (tmp_path / "board.json").exists()
 
 
 def test_the_command_prints_the_table(collection, tmp_path):

@@ -88,18 +88,18 @@ def test_confidence_is_high_for_an_oracle_and_low_for_a_guesser(data):
 
     kernels = simulated_kernels(60, seed=5)
     sharp, guess = (calibrate(model, kernels) for model in (Sharp(), Guess()))
-    held = simulated_kernels(20, seed=6)
-    sure = [confidence(Sharp().score(k), sharp) for k in held]
-    unsure = [confidence(Guess().score(k), guess) for k in held]
+    test_kernels = simulated_kernels(20, seed=6)
+    sure = [confidence(Sharp().score(k), sharp) for k in test_kernels]
+    unsure = [confidence(Guess().score(k), guess) for k in test_kernels]
     assert np.mean(sure) > 0.9 > 0.6 > np.mean(unsure)
-    hits = [top_k_error(k.target, Guess().score(k), 5) <= 0.01 for k in held]
+    hits = [top_k_error(k.target, Guess().score(k), 5) <= 0.01 for k in test_kernels]
     assert abs(np.mean(unsure) - np.mean(hits)) < 0.3
     assert calibrate(Sharp(), kernels[:3]) is None and confidence(np.zeros(3), None) is None
 
 
 def test_each_program_is_scored_by_a_model_that_has_not_seen_it(data):
-    found = leave_one_program_out(data, "MLP", epochs=1)
-    assert set(found) == set(data.train.programs) and all(np.isfinite(row["top1"]) for row in found.values())
+    metrics = leave_one_program_out(data, "MLP", epochs=1)
+    assert set(metrics) == set(data.train.programs) and all(np.isfinite(row["top1"]) for row in metrics.values())
 
 
 def invoke(*arguments: str):
@@ -132,8 +132,8 @@ def test_the_commands_from_training_to_predictions(root, tmp_path, monkeypatch):
 def test_several_seeds_report_an_interval(root, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
     arguments = ["--model", "MLP", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--json"]
-    found = invoke("train", str(root), "--out", str(tmp_path / "r"), *arguments)
-    summary = json.loads(found.stdout)["summary"]["valid"]["opa"]
+    output = invoke("train", str(root), "--out", str(tmp_path / "r"), *arguments)
+    summary = json.loads(output.stdout)["summary"]["valid"]["opa"]
     assert summary["low"] <= summary["mean"] <= summary["high"]
     assert (tmp_path / "r" / "seed_1" / "model.safetensors").exists()
 

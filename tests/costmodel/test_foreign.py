@@ -19,8 +19,8 @@ from tilewise.costmodel.metrics import random_top_k_error
 @pytest.mark.parametrize("picks", [1, 3, 5, 9])
 def test_random_picks_are_expected_to_find_what_they_find_on_average(picks):
     target = np.array([3.0, 1.0, 2.0, 2.0, 7.0, 5.0, 1.5])
-    drawn = [min(chosen) for chosen in itertools.combinations(target, min(picks, len(target)))]
-    assert random_top_k_error(target, picks) == pytest.approx(np.mean(drawn) - 1.0)
+    minima = [min(picks_of_k) for picks_of_k in itertools.combinations(target, min(picks, len(target)))]
+    assert random_top_k_error(target, picks) == pytest.approx(np.mean(minima) - 1.0)
 
 
 def test_a_spoiled_collection_is_judged_by_undisturbed_times():
@@ -44,5 +44,5 @@ def test_a_search_is_scored_between_chance_and_the_optimum():
     assert (np.diff(chance) <= 0).all() and chance[0] == np.sort(target)[::-1][round(1001 / 2)]
     assert score(target.min() / chance[None], target) == pytest.approx(0.0)
     assert score(np.ones((3, 20)), target) == 1.0
-    drawn = [[np.random.default_rng(run).permutation(target)[: k + 1].min() for k in range(20)] for run in range(300)]
-    assert 0 < score(target.min() / np.array(drawn), target) < 0.3  # a median is compared with an expected rank
+    minima = [[np.random.default_rng(run).permutation(target)[: k + 1].min() for k in range(20)] for run in range(300)]
+    assert 0 < score(target.min() / np.array(minima), target) < 0.3  # a median is compared with an expected rank

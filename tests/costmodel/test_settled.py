@@ -56,8 +56,8 @@ def test_a_column_constant_in_training_changes_no_score() -> None:
     data = dataset_from_kernels(kernels[:6], kernels[6:8], schema=Schema(tuple(f"p{i}" for i in range(24))))
     model = train(data, "TileRanker", epochs=1, progress=False, device="cpu")
     changed = kernels[8].node_feat.copy()
-    seen = np.concatenate([kernel.node_feat for kernel in kernels[:6]])
-    constant = np.flatnonzero((seen == seen[0]).all(axis=0))
+    node_rows = np.concatenate([kernel.node_feat for kernel in kernels[:6]])
+    constant = np.flatnonzero((node_rows == node_rows[0]).all(axis=0))
     changed[:, constant] += 3
     other = dataclasses.replace(kernels[8], node_feat=changed)
     np.testing.assert_array_equal(model.score(other), model.score(kernels[8]))
@@ -66,8 +66,8 @@ def test_a_column_constant_in_training_changes_no_score() -> None:
 def test_what_a_column_is_called_or_where_it_stands_changes_no_ranking() -> None:
     kernels = simulated_kernels(10, seed=3)
     columns = np.random.default_rng(0).permutation(kernels[0].config_feat.shape[1])
-    moved = [dataclasses.replace(k, config_feat=k.config_feat[:, columns]) for k in kernels]
+    permuted = [dataclasses.replace(k, config_feat=k.config_feat[:, columns]) for k in kernels]
     plain = RankerFeatures.fit(from_kernels(kernels, Schema(tuple(f"q{i}" for i in range(len(columns))))))
-    other = RankerFeatures.fit(from_kernels(moved, Schema(tuple(f"p{i}" for i in range(len(columns))))))
+    other = RankerFeatures.fit(from_kernels(permuted, Schema(tuple(f"p{i}" for i in range(len(columns))))))
     pairs = {(int(column), int(slot)) for column, slot in plain.pairs}
     assert pairs <= {(int(columns[column]), int(slot)) for column, slot in other.pairs}

@@ -76,8 +76,8 @@ def _scaler(matrices: list[np.ndarray]):
     used = low[0] != high[0]
 
     def scale(matrix: np.ndarray) -> tf.Tensor:
-        kept = [tf.boolean_mask(part, used, axis=1) for part in (matrix, low, high)]
-        return (kept[0] - kept[1]) / (kept[2] - kept[1])
+        columns = [tf.boolean_mask(part, used, axis=1) for part in (matrix, low, high)]
+        return (columns[0] - columns[1]) / (columns[2] - columns[1])
 
     return scale
 

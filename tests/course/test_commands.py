@@ -50,9 +50,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.chdir(cwd or COURSE)
         monkeypatch.setattr(sys, "argv", [str(COURSE / script), *arguments])
         monkeypatch.syspath_prepend(str(COURSE))
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             runpy.run_path(str(COURSE / script), run_name="__main__")
-        return (int(left.value.code or 0), *capsys.readouterr())
+        return (int(exit_info.value.code or 0), *capsys.readouterr())
 
     return run
 
@@ -69,8 +69,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def only(home: Path, pattern: str) -> Path:
-    (found,) = (home / "out/tpugraphs_tiles").glob(pattern)
-    return found
+    (file,) = (home / "out/tpugraphs_tiles").glob(pattern)
+    return file
 
 
 def test_training_leaves_the_courses_files_under_the_md5_of_its_arguments(home: Path) -> None:
@@ -115,8 +115,8 @@ def test_predictions_then_kaggle_in_the_working_folder(home: Path, tmp_path: Pat
     ten = read_predictions(only(home, "results_*.csv"))
     assert all(ten[name][:5] == row for name, row in rows.items())
     assert read_predictions(tmp_path / "predictions_output_model.csv") == rows  # the name in the course's text
-    refused = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
-    assert refused.returncode == 2 and "--toy_data" in refused.stderr and "--force" in refused.stderr
+    process = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    assert process.returncode == 2 and "--toy_data" in process.stderr and "--force" in process.stderr
     assert not (tmp_path / "predictions_kaggle.csv").exists()
     result = command("create_kaggle_csv.py", "--force", home=home, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

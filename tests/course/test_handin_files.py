@@ -49,8 +49,8 @@ def test_models_py_has_a_class_for_every_baseline() -> None:
 def numpy_parts() -> dict[str, Any]:
     """The parts of models.py that need no TensorFlow."""
     tree = ast.parse((COURSE / "models.py").read_text(encoding="utf-8"))
-    wanted = {"RankerFeatures", "tiles", "load_bytes", "boundary", "log", "as_float32", "unscaled"}
-    tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
+    functions = {"RankerFeatures", "tiles", "load_bytes", "boundary", "log", "as_float32", "unscaled"}
+    tree.body = [node for node in tree.body if getattr(node, "name", "") in functions]
     names: dict[str, Any] = {"np": np, "tpu_tiles": tpu_tiles}
     exec(compile(tree, "models.py", "exec"), names)
     return names

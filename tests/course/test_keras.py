@@ -72,8 +72,8 @@ def run_of(home: Path, model: str) -> Path:
     from course.flags import read_run
 
     runs = (home / "out/tpugraphs_tiles").glob("run_*.jsonz")
-    (found,) = (path for path in runs if read_run(path)["args"]["model"] == model)
-    return found.with_name(found.name.replace("run_", "model_").removesuffix(".jsonz"))
+    (run_file,) = (path for path in runs if read_run(path)["args"]["model"] == model)
+    return run_file.with_name(run_file.name.replace("run_", "model_").removesuffix(".jsonz"))
 
 
 @pytest.mark.skipif(not TRAINER, reason="TILEWISE_PYTHON does not name a Python with PyTorch")

@@ -20,8 +20,8 @@ def test_digits_and_their_split_equal_scikit_learns():
     x, y = datasets.load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = selection.train_test_split(x, y, test_size=0.2, stratify=y, random_state=0)
     ours = data.digits()
-    for got, want in ((ours.x_train, x_train), (ours.x_test, x_test)):
-        np.testing.assert_array_equal(got.reshape(-1, 64) * 16, want)
+    for ours_x, want in ((ours.x_train, x_train), (ours.x_test, x_test)):
+        np.testing.assert_array_equal(ours_x.reshape(-1, 64) * 16, want)
     np.testing.assert_array_equal(ours.y_train, y_train)
     np.testing.assert_array_equal(ours.y_test, y_test)
     assert ours.x_train.dtype == np.float32

@@ -26,16 +26,16 @@ def _find(path: str) -> Path | None:
 
 def _defined(path: Path) -> set[str]:
     """Functions, classes, methods and module constants of a Python file, by dotted name."""
-    found = set()
+    hosts = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            hosts.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+            hosts |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+            hosts |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return hosts
 
 
 def test_the_page_names_many_places() -> None:

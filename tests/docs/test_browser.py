@@ -47,7 +47,9 @@ class Window:
         if "TILEWISE_PICTURES" in os.environ:
             browser.picture(Path(os.environ["TILEWISE_PICTURES"]) / f"{name}-{self.view}.png")
         assert browser.errors == []
-        hosts = {urlsplit(asked).netloc for asked in browser.requests if not asked.startswith("data:")}
+        hosts = {
+            urlsplit(request_url).netloc for request_url in browser.requests if not request_url.startswith("data:")
+        }
         assert hosts == {urlsplit(url).netloc}
         wider = browser.js("document.documentElement.scrollWidth - window.innerWidth")
         assert wider <= 0, f"{name} is {wider} pixels wider than the screen"

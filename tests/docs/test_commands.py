@@ -52,14 +52,14 @@ ELSEWHERE = {
 
 
 def blocks(page: Path, kind: str = "sh") -> list[str]:
-    found = re.findall(rf"^```(?:{kind})\n(.*?)^```", page.read_text(), re.M | re.S)
-    lines = [line.split(" #")[0].strip() for block in found for line in block.splitlines()]
+    code_blocks = re.findall(rf"^```(?:{kind})\n(.*?)^```", page.read_text(), re.M | re.S)
+    lines = [line.split(" #")[0].strip() for block in code_blocks for line in block.splitlines()]
     return [line for line in lines if line]
 
 
 def inline(page: Path) -> list[str]:
-    found = re.findall(r"`(tilewise [^`\n]+)`", page.read_text())
-    return [command for command in found if not re.search(r"[…|<]|\.\.\.", command)]
+    commands = re.findall(r"`(tilewise [^`\n]+)`", page.read_text())
+    return [command for command in commands if not re.search(r"[…|<]|\.\.\.", command)]
 
 
 def documented() -> list[tuple[str, str]]:
@@ -94,8 +94,8 @@ def elsewhere(line: str) -> bool:
 def runnable(page: Path) -> list[str]:
     """The lines of a page's shell blocks, and the command lines inside its sentences."""
     apart = [line for line in inline(page) if len(shlex.split(line)) > 2 or line in ("tilewise kv", "tilewise ladder")]
-    known = {" ".join(line.split()[:3]) for line in apart if line.split()[1] in ("collect", "compete", "tiles")}
-    apart = [line for line in apart if line not in known]  # two words are a name where commands have groups
+    prefixes = {" ".join(line.split()[:3]) for line in apart if line.split()[1] in ("collect", "compete", "tiles")}
+    apart = [line for line in apart if line not in prefixes]  # two words are a name where commands have groups
     return [line for line in dict.fromkeys([*blocks(page), *course_table(page), *apart]) if not elsewhere(line)]
 
 

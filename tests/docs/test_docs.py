@@ -23,17 +23,17 @@ DOCS = ROOT / "docs"
 
 
 def test_every_promise_names_a_test_that_exists():
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "promises.md").read_text())
-    assert len(named) > 15
-    for file, name in named:
+    tests_named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "promises.md").read_text())
+    assert len(tests_named) > 15
+    for file, name in tests_named:
         assert (ROOT / file).is_file(), file
         assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
 def python_blocks(page: Path) -> str:
     """The page's Python, top to bottom, less what is marked as an excerpt."""
-    found = re.findall(r"(<!-- excerpt -->\n)?^```(?:python|py)\n(.*?)^```", page.read_text(), re.M | re.S)
-    return "\n".join(code for excerpt, code in found if not excerpt)
+    blocks = re.findall(r"(<!-- excerpt -->\n)?^```(?:python|py)\n(.*?)^```", page.read_text(), re.M | re.S)
+    return "\n".join(code for excerpt, code in blocks if not excerpt)
 
 
 RUN_ELSEWHERE = {DOCS / "learn" / f"{name}.md" for name in (*LESSONS, "modules")}  # by test_lessons.py, test_modules.py
@@ -102,10 +102,10 @@ def test_every_setting_has_a_line_on_its_page():
         *(ROOT / "native").rglob("*.cpp"),
         *(ROOT / "course").glob("*.py"),
     ]
-    read = {name for path in sources for name in re.findall(r"\b(TILEWISE_[A-Z_]+)\b", path.read_text())}
-    told = set(re.findall(r"`(TILEWISE_[A-Z_]+)`", (DOCS / "environment.md").read_text()))
-    assert read - told <= {"TILEWISE_PARENT", "TILEWISE_FILLS_NUMPY_API"}  # not for users
-    assert told - read <= {"TILEWISE_PURE"}  # read by the build
+    in_code = {name for path in sources for name in re.findall(r"\b(TILEWISE_[A-Z_]+)\b", path.read_text())}
+    on_page = set(re.findall(r"`(TILEWISE_[A-Z_]+)`", (DOCS / "environment.md").read_text()))
+    assert in_code - on_page <= {"TILEWISE_PARENT", "TILEWISE_FILLS_NUMPY_API"}  # not for users
+    assert on_page - in_code <= {"TILEWISE_PURE"}  # read by the build
 
 
 def test_every_command_is_in_the_reference():
@@ -194,20 +194,20 @@ def resolve(name):
 @pytest.mark.parametrize("package", PUBLIC_PACKAGES)
 def test_every_public_name_is_in_the_api_reference(package):
     text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    shown = set(re.findall(r"^::: (\S+)", text, re.M))
-    documented = {id(resolve(name)) for name in shown}
+    modules = set(re.findall(r"^::: (\S+)", text, re.M))
+    documented = {id(resolve(name)) for name in modules}
     missing = []
     for name in importlib.import_module(package).__all__:
         value = resolve(f"{package}.{name}")
         where = getattr(value, "__module__", None)  # modules and constants have none
-        if where and id(value) not in documented and not {where, package} & shown:
+        if where and id(value) not in documented and not {where, package} & modules:
             missing.append(name)
     assert missing == []
 
 
 def test_every_test_that_the_security_page_names_is_there():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text())) - {"test_cheats"}
+    tests_named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text())) - {"test_cheats"}
     there = {
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
-    assert len(named) > 20 and named <= there
+    assert len(tests_named) > 20 and tests_named <= there

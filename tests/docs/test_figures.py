@@ -57,8 +57,8 @@ def test_every_name_the_tables_know_is_shown_on_a_page():
         for page in PAGES
         for mark in re.findall(r"<!-- results ([\w ]+):|<!--figure ([\w -]+)-->", page.read_text(encoding="utf-8"))
     ]
-    shown = {section or figure for section, figure in marks}
-    assert shown == {*figures.SECTIONS, *figures.FIGURES, "summary", "plan"}
+    figure_names = {section or figure for section, figure in marks}
+    assert figure_names == {*figures.SECTIONS, *figures.FIGURES, "summary", "plan"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -77,9 +77,9 @@ def test_a_file_of_ones_own_choice_stays_where_it_was_put(results, machine, tmp_
 
 
 def test_a_machine_says_its_name_cores_instructions_and_caches():
-    told = harness.machine_class()
-    assert told.keys() >= {"kind", "cpu", "cpus", "kernels"}
-    assert told["kind"] and told["cpu"] and told["cpus"] >= 1
+    machine_class = harness.machine_class()
+    assert machine_class.keys() >= {"kind", "cpu", "cpus", "kernels"}
+    assert machine_class["kind"] and machine_class["cpu"] and machine_class["cpus"] >= 1
 
 
 def test_what_was_measured_before_kinds_were_written_is_of_the_home_kind():
@@ -90,17 +90,17 @@ def test_what_was_measured_before_kinds_were_written_is_of_the_home_kind():
 def test_every_measured_case_and_peer_is_on_the_page():
     """Reads the results files on its own: no row and no peer of a row may be left out of the page of cases."""
     page = (results_files.ROOT / "docs" / "results-cases.md").read_text(encoding="utf-8")
-    shown: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for line in page.splitlines():
         name, _, rest = line.removeprefix("| ").partition(" | ")
-        shown[name] = shown.get(name, "") + rest
+        outputs[name] = outputs.get(name, "") + rest
     for path in results_files.RESULTS.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         for row in content.get("rows", []) if isinstance(content, dict) else []:
             name = cases.same_work(row["name"])
-            assert name in shown, f"{row['name']} of {path.name}"
+            assert name in outputs, f"{row['name']} of {path.name}"
             peers = [who for who in row["seconds"] if who != "tilewise" and "tilewise" in row["seconds"]]
-            assert [who for who in peers if f"{who} " not in shown[name]] == [], f"{row['name']} of {path.name}"
+            assert [who for who in peers if f"{who} " not in outputs[name]] == [], f"{row['name']} of {path.name}"
 
 
 def test_a_ratio_is_against_the_fastest_peer_of_all_files(results, machine):

@@ -65,9 +65,9 @@ def typed(monkeypatch, capsys):
 
     def go(arguments: list[str]) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["tilewise", *arguments])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             app.main()
-        return int(left.value.code or 0), capsys.readouterr().err
+        return int(exit_info.value.code or 0), capsys.readouterr().err
 
     return go
 
@@ -100,8 +100,8 @@ def test_a_run_killed_anywhere_continues_to_the_same_weights_bit_for_bit(tmp_pat
     killed = run(where, count, signal.SIGKILL, command("mlp", tmp_path))
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "model.safetensors").exists()
-    code, said = typed(command("mlp", tmp_path))
-    assert code == 0, said
+    code, output = typed(command("mlp", tmp_path))
+    assert code == 0, output
     assert weights(tmp_path) == weights(uninterrupted)
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == (uninterrupted / "checkpoint.safetensors").read_bytes()
 
@@ -151,8 +151,8 @@ def test_json_reports_scores_history_and_paths(tmp_path):
     ],
 )
 def test_impossible_wishes_get_one_sentence_and_exit_code_2(tmp_path, typed, arguments):
-    code, said = typed([*arguments, "--out", str(tmp_path)])
-    assert code == 2 and said.startswith("tilewise: ") and len(said.strip().splitlines()) == 1
+    code, output = typed([*arguments, "--out", str(tmp_path)])
+    assert code == 2 and output.startswith("tilewise: ") and len(output.strip().splitlines()) == 1
 
 
 def test_a_folder_with_another_run_is_not_mixed_up(tmp_path):
@@ -202,9 +202,9 @@ def test_a_loss_that_is_no_number_stops_with_advice(tmp_path, monkeypatch):
 def test_shifting_moves_each_image_by_its_own_pixels():
     x = np.zeros((50, 1, 8, 8), np.float32)
     x[:, 0, 4, 4] = 1
-    moved = random_shift(x, 1, np.random.default_rng(0))
-    assert (moved.sum(axis=(1, 2, 3)) == 1).all()
-    places = {tuple(p) for p in np.argwhere(moved[:, 0])[:, 1:]}
+    shifted = random_shift(x, 1, np.random.default_rng(0))
+    assert (shifted.sum(axis=(1, 2, 3)) == 1).all()
+    places = {tuple(p) for p in np.argwhere(shifted[:, 0])[:, 1:]}
     assert places == {(r, c) for r in (3, 4, 5) for c in (3, 4, 5)}
 
 

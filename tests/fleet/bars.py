@@ -38,11 +38,11 @@ def problem(m: int, k: int = 512) -> Problem:
 
 def tiles(count: int) -> list[dict[str, Any]]:
     """So many settings; the model does not mind that some of them would not fit."""
-    found = [dict(config) for config in get_family("matmul").configs(problem(512))]
-    more = itertools.cycle(found)
-    while len(found) < count:
-        found.append({**next(more), "group": 1 + len(found) % 61})
-    return found[:count]
+    configs = [dict(config) for config in get_family("matmul").configs(problem(512))]
+    more = itertools.cycle(configs)
+    while len(configs) < count:
+        configs.append({**next(more), "group": 1 + len(configs) % 61})
+    return configs[:count]
 
 
 class Caller(asyncio.Protocol):
@@ -82,11 +82,11 @@ def request(content: Any) -> bytes:
 
 async def as_fast_as_it_goes(port: int, requests: Any, seconds: float) -> list[float]:
     """Every answer's seconds, with a request under way on each connection."""
-    taken: list[float] = []
+    request_seconds: list[float] = []
     until = time.perf_counter() + seconds
 
     def answered(caller: Caller, took: float) -> None:
-        taken.append(took)
+        request_seconds.append(took)
         if time.perf_counter() < until:
             caller.ask()
 
@@ -95,12 +95,12 @@ async def as_fast_as_it_goes(port: int, requests: Any, seconds: float) -> list[f
         _, caller = await loop.create_connection(lambda: Caller(requests, answered), "127.0.0.1", port)
         caller.ask()
     await asyncio.sleep(seconds + 0.2)
-    return taken
+    return request_seconds
 
 
 async def at_a_rate(port: int, requests: Any, seconds: float, rate: float) -> list[float]:
     """Seconds from when a request was due to its answer, so that one that has to wait is counted whole."""
-    taken: list[float] = []
+    request_seconds: list[float] = []
     idle: list[Caller] = []
     due: list[float] = []
     started: dict[int, float] = {}
@@ -112,7 +112,7 @@ async def at_a_rate(port: int, requests: Any, seconds: float, rate: float) -> li
             caller.ask()
 
     def answered(caller: Caller, _: float) -> None:
-        taken.append(time.perf_counter() - started[id(caller)])
+        request_seconds.append(time.perf_counter() - started[id(caller)])
         idle.append(caller)
         send()
 
@@ -127,7 +127,7 @@ async def at_a_rate(port: int, requests: Any, seconds: float, rate: float) -> li
         due.append(when)
         send()
     await asyncio.sleep(0.3)
-    return taken
+    return request_seconds
 
 
 def percentile(taken: list[float], share: float) -> float:
@@ -137,9 +137,9 @@ def percentile(taken: list[float], share: float) -> float:
 def fill(where: str, problems: list[Problem], configs: list[dict[str, Any]]) -> None:
     with Store(where) as store:
         run = store.begin(Machine("triton", GPU["identity"], {"name": GPU["identity"]}), 0, {})
-        for known in problems:
+        for one_problem in problems:
             timings = [(Config(c), 1e5 + i) for i, c in enumerate(configs)]
-            store.add_batch(run, Kernel("asked", known), 0, 1e5, timings)
+            store.add_batch(run, Kernel("asked", one_problem), 0, 1e5, timings)
 
 
 def main() -> None:
@@ -183,18 +183,18 @@ def taken_in(what: str, where: str, configs: list[dict[str, Any]], seconds: floa
 
 
 async def measured(port: int, problems: list[Problem], few: Any, many: Any, seconds: float) -> list[dict[str, Any]]:
-    known = [request({"device": GPU, "problem": dict(p), "configs": few}) for p in problems]
+    bodies = [request({"device": GPU, "problem": dict(p), "configs": few}) for p in problems]
     together = [request({"device": GPU, "problems": [dict(p) for p in problems[:64]], "configs": few})]
     fresh = (
         request({"device": GPU, "problem": dict(problem(33 + n % 4096, 640 + n // 4096)), "configs": many})
         for n in itertools.count()
     )
     ready = iter([next(fresh) for _ in range(int(seconds * 2500))])
-    await as_fast_as_it_goes(port, itertools.cycle(known), 1.0)
-    one = await as_fast_as_it_goes(port, itertools.cycle(known), seconds)
+    await as_fast_as_it_goes(port, itertools.cycle(bodies), 1.0)
+    one = await as_fast_as_it_goes(port, itertools.cycle(bodies), seconds)
     some = await as_fast_as_it_goes(port, itertools.cycle(together), seconds)
     new = await as_fast_as_it_goes(port, ready, seconds)
-    steady = await at_a_rate(port, itertools.cycle(known), seconds, 1000.0)
+    steady = await at_a_rate(port, itertools.cycle(bodies), seconds, 1000.0)
     return [
         row("known, one a request", one, seconds),
         row("known, 64 a request", some, seconds, 64),

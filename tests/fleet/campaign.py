@@ -63,14 +63,14 @@ def finished(where: str) -> int:
 
 def kill_node(cluster: Any, place: int) -> int:
     """SIGKILL to everything that belongs to a node; says how many processes that were."""
-    node, gone = cluster.nodes[place], 0
-    for found in node.all_processes.values():
-        for info in found:
+    node, lost_nodes = cluster.nodes[place], 0
+    for process in node.all_processes.values():
+        for info in process:
             if info.process.poll() is None:
                 os.kill(info.process.pid, signal.SIGKILL)
-                gone += 1
+                lost_nodes += 1
     cluster.remove_node(node, allow_graceful=False)
-    return gone
+    return lost_nodes
 
 
 def disturbed_campaign(folder: Path, cluster: Any, database: Any, where: str, count: int, configs: int) -> list[int]:
@@ -98,9 +98,9 @@ def check_whole(where: str, count: int) -> dict[str, int]:
         assert store.finished() == {problem.key for problem in problems(count)}
         for kernel in store.kernels():
             planned = {config.key for config, status, _ in store.verdicts(kernel) if status == "ok"}
-            timed = {key for batch in store.batches(kernel) for key in batch.runtime_ns}
+            keys = {key for batch in store.batches(kernel) for key in batch.runtime_ns}
             default = store.default_config(kernel)
-            assert default is not None and timed | {default.key} == planned
+            assert default is not None and keys | {default.key} == planned
             assert not any(batch.open for batch in store.batches(kernel))
         twice = """SELECT count(*) FROM (SELECT batch, config FROM timing GROUP BY batch, config HAVING count(*) > 1)
             AS twice"""
@@ -110,8 +110,8 @@ def check_whole(where: str, count: int) -> dict[str, int]:
 
 def runtimes(where: str) -> Runtimes:
     with open_measurements(where) as store:
-        found = read_measured(store)
-    return {of.kernel.problem.key: {t.config.key: t.runtime_ns for t in of.timings} for of in found}
+        measured_problems = read_measured(store)
+    return {of.kernel.problem.key: {t.config.key: t.runtime_ns for t in of.timings} for of in measured_problems}
 
 
 def agreement(first: Runtimes, second: Runtimes) -> dict[str, float]:

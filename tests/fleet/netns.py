@@ -22,13 +22,13 @@ def why_no_namespaces() -> str | None:
     if os.getuid() != 0:
         return "network namespaces need root"
     name = f"twprobe{os.getpid()}"
-    made = _ip("netns", "add", name)
-    if made.returncode == 0:
+    device = _ip("netns", "add", name)
+    if device.returncode == 0:
         joined = _ip("link", "add", f"{name[:10]}a", "type", "veth", "peer", "name", f"{name[:10]}b")
         _ip("link", "del", f"{name[:10]}a")
         _ip("netns", "del", name)
-        made = joined
-    return None if made.returncode == 0 else f"this system forbids network namespaces ({made.stderr.strip()[:120]})"
+        device = joined
+    return None if device.returncode == 0 else f"this system forbids network namespaces ({device.stderr.strip()[:120]})"
 
 
 @dataclass(frozen=True)

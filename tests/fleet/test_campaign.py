@@ -51,12 +51,12 @@ def test_what_three_nodes_of_one_machine_measure_is_as_steady_as_what_one_proces
     where = str(tmp_path / "fleet.sqlite")
     with cluster_of(3) as cluster:
         assert Driver(cluster.address, where, shapes(tmp_path, STEADY), CONFIGS).wait(300) == 0
-    found = steadiness(tmp_path, where, STEADY, STEADY, CONFIGS)
-    print(f"\n{found}")
-    own = found["alone twice"]["median_kernel"]
+    report = steadiness(tmp_path, where, STEADY, STEADY, CONFIGS)
+    print(f"\n{report}")
+    own = report["alone twice"]["median_kernel"]
     if own < 0.98:
         pytest.skip(f"something else keeps this machine busy: one process agrees with itself by {own:.3f} only")
-    assert found["fleet and alone"]["median_kernel"] >= 0.97
+    assert report["fleet and alone"]["median_kernel"] >= 0.97
 
 
 @NEEDS_RAY

@@ -43,17 +43,17 @@ def query(configs: tuple[Config, ...], problem: Problem = UNKNOWN, number: int =
 
 
 def decided(configs: tuple[Config, ...], runtimes: MeasuredRuntimes | None, problem: Problem = UNKNOWN) -> Any:
-    cache, asked = ChoiceCache(), query(configs, problem)
-    return json.loads(cache.choose(asked, cache.update(asked, runtimes)).text)
+    cache, request = ChoiceCache(), query(configs, problem)
+    return json.loads(cache.choose(request, cache.update(request, runtimes)).text)
 
 
 def test_equal_lists_have_one_number_however_they_came() -> None:
     cache = ChoiceCache()
     plain: list[Any] = [{"a": 1}, {"a": 2}]
     number, configs = cache.configs(plain, GPU, UNKNOWN, {})
-    known = KnownList(plain)
-    assert cache.configs(known, GPU, UNKNOWN, {}) == (number, configs) == known.entry
-    assert cache.configs(known, GPU, UNKNOWN, {}) == (number, configs)
+    token_list = KnownList(plain)
+    assert cache.configs(token_list, GPU, UNKNOWN, {}) == (number, configs) == token_list.entry
+    assert cache.configs(token_list, GPU, UNKNOWN, {}) == (number, configs)
     assert cache.configs([{"a": 2}, {"a": 1}], GPU, UNKNOWN, {})[0] == number + 1
     for nonsense in ([object()], "x", {}):
         with pytest.raises(Rejected, match="configurations"):
@@ -115,21 +115,21 @@ def test_an_incomplete_measurement_is_as_sure_as_the_models_first_five() -> None
 def test_a_cached_problem_is_renewed_by_what_the_store_says(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(choices.time, "monotonic", lambda: now[0])
-    cache, asked = ChoiceCache(max_problems=2), query(tiles(2))
-    assert cache.lookup(asked) is None
-    entry = cache.update(asked, None)
-    assert entry.expires == 100.0 + choices.REFRESH_SECONDS and cache.lookup(asked) is entry
+    cache, request = ChoiceCache(max_problems=2), query(tiles(2))
+    assert cache.lookup(request) is None
+    entry = cache.update(request, None)
+    assert entry.expires == 100.0 + choices.REFRESH_SECONDS and cache.lookup(request) is entry
     entry.queued = True
-    choice, now[0] = cache.choose(asked, entry), 103.0
-    assert cache.update(asked, None) is entry and entry.queued and entry.choices == {1: choice}
+    choice, now[0] = cache.choose(request, entry), 103.0
+    assert cache.update(request, None) is entry and entry.queued and entry.choices == {1: choice}
     assert entry.expires == 103.0 + choices.REFRESH_SECONDS
     cache.invalidate(GPU, UNKNOWN)
     assert entry.expires == -1.0
-    cache.update(asked, MeasuredRuntimes({tiles(2)[1]: 1.0}, 1.0, True))
+    cache.update(request, MeasuredRuntimes({tiles(2)[1]: 1.0}, 1.0, True))
     assert not entry.queued and entry.choices == {}
     for m in (8, 16):
         cache.update(query(tiles(2), Problem({"family": "f", "m": m})), None)
-    assert len(cache.problems) == 2 and cache.lookup(asked) is None
+    assert len(cache.problems) == 2 and cache.lookup(request) is None
     cache.invalidate(GPU, UNKNOWN)  # of a problem that is gone
 
 
@@ -144,18 +144,18 @@ def test_a_problem_keeps_the_choices_of_four_lists() -> None:
 
 
 def test_unsure_and_popular_problems_are_worth_measuring() -> None:
-    cache, asked = ChoiceCache(), query(tiles(2))
+    cache, request = ChoiceCache(), query(tiles(2))
     sure, unsure = (EncodedChoice(b"", "model", value) for value in (LOW_CONFIDENCE, LOW_CONFIDENCE - 0.01))
     fresh, popular = (CachedProblem(None, 0.0, requests=n) for n in (POPULAR_REQUESTS - 1, POPULAR_REQUESTS))
-    assert cache.reason_to_measure(asked, fresh, unsure) == "unsure"
-    assert cache.reason_to_measure(asked, fresh, EncodedChoice(b"", "default", None)) == "unsure"
-    assert cache.reason_to_measure(asked, fresh, sure) is None
-    assert cache.reason_to_measure(asked, popular, sure) == "popular"
+    assert cache.reason_to_measure(request, fresh, unsure) == "unsure"
+    assert cache.reason_to_measure(request, fresh, EncodedChoice(b"", "default", None)) == "unsure"
+    assert cache.reason_to_measure(request, fresh, sure) is None
+    assert cache.reason_to_measure(request, popular, sure) == "popular"
     assert cache.reason_to_measure(query(tiles(1)), popular, unsure) is None
     popular.queued = True
-    assert cache.reason_to_measure(asked, popular, unsure) is None
-    measured = CachedProblem(MeasuredRuntimes({}, None, False), 0.0, requests=99)
-    assert cache.reason_to_measure(asked, measured, unsure) is None
+    assert cache.reason_to_measure(request, popular, unsure) is None
+    entry = CachedProblem(MeasuredRuntimes({}, None, False), 0.0, requests=99)
+    assert cache.reason_to_measure(request, entry, unsure) is None
 
 
 def test_the_fleet_measures_whole_problems_of_its_own_families() -> None:

@@ -35,8 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def served(place: str) -> Iterator[ServedStore]:
-    with ServedStore(place) as found:
-        yield found
+    with ServedStore(place) as server:
+        yield server
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_what_one_tuner_measures_the_next_takes_over(
     served: ServedStore, token: None, patient: None, tmp_path: Path
 ) -> None:
     first = Tuner(cache=tmp_path / "a", service=served.url, budget=3)
-    measured = first.tune(PROBLEM)
-    assert measured.source == "measured"
+    first_choice = first.tune(PROBLEM)
+    assert first_choice.source == "measured"
     assert first.service is not None
     first.service.flush(20.0)
     second = Tuner(cache=tmp_path / "b", service=served.url)
-    taken = second.tune(PROBLEM)
-    assert taken.source == "service" and taken.measurements >= 3
+    second_choice = second.tune(PROBLEM)
+    assert second_choice.source == "service" and second_choice.measurements >= 3
     assert second.choose(PROBLEM).source == "service"
     assert second.tune(PROBLEM, fresh=True, budget=2).source == "measured", "fresh measures here"
 
@@ -109,36 +109,36 @@ def _nobody() -> Iterator[str]:
 @needs_native
 @pytest.mark.parametrize("server", [_silent_server, _rude_server, _nobody])
 def test_without_an_answer_the_choice_is_made_here_and_that_is_said_once(server: Any, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for url in server():
         alone = Tuner(cache=tmp_path).choose(PROBLEM)
-        tuner = Tuner(cache=tmp_path, service=url, say=said.append)
+        tuner = Tuner(cache=tmp_path, service=url, say=messages.append)
         for m in (96, 96, 64):
             tuner.choose({**PROBLEM, "m": m})
-        found = tuner.choose(PROBLEM)
-        assert (found.config, found.source) == (alone.config, alone.source)
+        choice = tuner.choose(PROBLEM)
+        assert (choice.config, choice.source) == (alone.config, alone.source)
         tuned = Tuner(cache=tmp_path / "tuned", service=url, say=lambda _: None).tune(PROBLEM, budget=2)
         assert tuned.source == "measured"
-    assert sum("is not used" in line for line in said) == 1
+    assert sum("is not used" in line for line in messages) == 1
 
 
 def test_a_slow_service_is_waited_for_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewise.store.problem import Config, Problem
 
-    asked: list[float | None] = []
+    timeouts: list[float | None] = []
     from concurrent.futures import Future
 
     plain = Future.result
 
     def result(self: Any, timeout: float | None = None) -> Any:
-        asked.append(timeout)
+        timeouts.append(timeout)
         return plain(self, timeout)
 
     monkeypatch.setattr(Future, "result", result)
     for url in _silent_server():
         client = client_module.ServiceClient(url, Machine("cpu", "x", {}))
         assert client.choose(Problem.of("matmul", m=1), [Config.of(a=1)]) is None
-    assert asked == [0.05]
+    assert timeouts == [0.05]
 
 
 LIES = [
@@ -159,8 +159,8 @@ LIES = [
 def test_an_answer_that_is_none_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
     from tilewise.store.problem import Config, Problem
 
-    said: list[str] = []
-    client = client_module.ServiceClient("http://someone:secret@127.0.0.1:1", Machine("cpu", "x", {}), said.append)
+    messages: list[str] = []
+    client = client_module.ServiceClient("http://someone:secret@127.0.0.1:1", Machine("cpu", "x", {}), messages.append)
 
     class Answered:
         status, reason = 200, "OK"
@@ -177,7 +177,7 @@ def test_an_answer_that_is_none_is_no_answer(body: bytes, monkeypatch: pytest.Mo
     client._connection = Connected()  # type: ignore[assignment]
     monkeypatch.setattr(client, "_disconnect", lambda: None)
     assert client.choose(Problem.of("matmul", m=1), [Config.of(a=1)]) is None
-    (line,) = said
+    (line,) = messages
     assert "is not used" in line and "secret" not in line and line.isprintable()
 
 
@@ -218,8 +218,8 @@ def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
         def chosen_without_measuring() -> Any:
             launched.clear()
             second = Session("kernel", "abc", 5, next(folders), lambda line: None, own.url)
-            chosen = second.choose(configs, {"N": 4096}, [], measure)
-            return None if launched else chosen
+            choice = second.choose(configs, {"N": 4096}, [], measure)
+            return None if launched else choice
 
         assert until(chosen_without_measuring, "a choice from the service").kwargs == {"BLOCK": 32}
 
@@ -247,13 +247,13 @@ class TestCompiler:
             monkeypatch.setenv("TILEWISE_TOKEN", create_token(store))
         with ServedStore(place) as own:
             first = self.advisor(tmp_path / "a", own.url)
-            kept = first.select(template_list(), KernelInputs(), "mm")
-            assert len(kept) > 1
-            timings = {choice: 1.0 if choice is kept[-1] else 2.0 for choice in kept}
+            selection = first.select(template_list(), KernelInputs(), "mm")
+            assert len(selection) > 1
+            timings = {choice: 1.0 if choice is selection[-1] else 2.0 for choice in selection}
             first.on_feedback(timings, "mm", KernelInputs().nodes())
             first.service.flush(20.0)
             again = self.advisor(tmp_path / "b", own.url).select(template_list(), KernelInputs(), "mm")
-        assert [choice.parameters for choice in again] == [kept[-1].parameters]
+        assert [choice.parameters for choice in again] == [selection[-1].parameters]
         assert [row["why"] for row in report(tmp_path / "b")["rows"]] == ["measured elsewhere"]
 
     @pytest.mark.parametrize("server", [_silent_server, _rude_server, _nobody])
@@ -262,15 +262,15 @@ class TestCompiler:
     ) -> None:
         from tests.gpu.inductor.test_patch import KernelInputs, template_list
 
-        said: list[str] = []
+        messages: list[str] = []
         for url in server():
-            advisor = self.advisor(tmp_path, url, said.append)
-            kept = [advisor.select(template_list(), KernelInputs(), "mm") for _ in range(3)]
+            advisor = self.advisor(tmp_path, url, messages.append)
+            selections = [advisor.select(template_list(), KernelInputs(), "mm") for _ in range(3)]
             advisor.service = None
             alone = advisor.select(template_list(), KernelInputs(), "mm")
-            assert all([c.parameters for c in found] == [c.parameters for c in alone] for found in kept)
+            assert all([c.parameters for c in selection] == [c.parameters for c in alone] for selection in selections)
         # A tile that this compiler does not list is passed over: another version may have it.
-        assert sum("is not used" in line for line in said) == (server is not _rude_server) and not advisor.notes
+        assert sum("is not used" in line for line in messages) == (server is not _rude_server) and not advisor.notes
 
     def test_an_address_that_is_none_is_refused_and_leaves_pytorch_as_it_was(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")

@@ -23,9 +23,9 @@ KNOWN = {"image", "command", "environment", "volumes", "healthcheck", "restart",
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(FILE.read_text())
-    assert set(found) == {"services", "volumes"}
-    named: dict[str, Any] = found["services"]
+    compose: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    assert set(compose) == {"services", "volumes"}
+    named: dict[str, Any] = compose["services"]
     return named
 
 
@@ -52,17 +52,17 @@ def test_a_password_has_to_be_given(services: dict[str, Any]) -> None:
 
 
 def test_the_health_check_asks_for_the_user_and_database_that_are_made(services: dict[str, Any]) -> None:
-    made, test = services["database"]["environment"], services["database"]["healthcheck"]["test"]
-    assert test == ["CMD-SHELL", f"pg_isready -U {made['POSTGRES_USER']} -d {made['POSTGRES_DB']}"]
+    environment, test = services["database"]["environment"], services["database"]["healthcheck"]["test"]
+    assert test == ["CMD-SHELL", f"pg_isready -U {environment['POSTGRES_USER']} -d {environment['POSTGRES_DB']}"]
 
 
 def test_the_service_is_started_as_the_command_line_takes_it(services: dict[str, Any]) -> None:
-    made, given = services["database"]["environment"], words(services["service"])
+    database, flags_given = services["database"]["environment"], words(services["service"])
     for service, package in (("service", "tilewise-fleet"), ("head", "tilewise-fleet[ray]")):
         assert package in words(services[service])
-    serve = given[given.index("serve") :]
+    serve = flags_given[flags_given.index("serve") :]
     store = serve[serve.index("--store") + 1]
-    assert store == f"postgresql://{made['POSTGRES_USER']}:secret@database/{made['POSTGRES_DB']}"
+    assert store == f"postgresql://{database['POSTGRES_USER']}:secret@database/{database['POSTGRES_DB']}"
     one = typer.Typer()
     one.command()(start_service)
     options = typer.main.get_command(one).make_context("serve", serve[1:]).params
@@ -72,19 +72,19 @@ def test_the_service_is_started_as_the_command_line_takes_it(services: dict[str,
 
 def test_the_head_is_started_with_options_that_ray_has(services: dict[str, Any]) -> None:
     scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed; `make test-fleet` installs it")
-    given = words(services["head"])
-    assert given[given.index("ray") :][:2] == ["ray", "start"]
-    known = {name for option in scripts.start.params for name in option.opts}
-    flags = {word.partition("=")[0] for word in given[given.index("start") :] if word.startswith("--")}
-    assert flags <= known
+    options = words(services["head"])
+    assert options[options.index("ray") :][:2] == ["ray", "start"]
+    ray_flags = {name for option in scripts.start.params for name in option.opts}
+    flags = {word.partition("=")[0] for word in options[options.index("start") :] if word.startswith("--")}
+    assert flags <= ray_flags
 
 
 def test_compose_itself_has_nothing_against_it() -> None:
-    found = shutil.which("docker")
-    if found is None or subprocess.run([found, "compose", "version"], capture_output=True, check=False).returncode:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
     done = subprocess.run(
-        [found, "compose", "-f", str(FILE), "config", "--quiet"], capture_output=True, text=True, check=False,
+        [docker, "compose", "-f", str(FILE), "config", "--quiet"], capture_output=True, text=True, check=False,
         env={"TILEWISE_DB_PASSWORD": "secret", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

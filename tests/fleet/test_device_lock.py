@@ -49,20 +49,20 @@ def holder(kind: str, device: int = 0) -> subprocess.Popen[bytes]:
 def test_who_keeps_whom_waiting(held: tuple[str, int], wanted: tuple[str, int], free: bool) -> None:
     process = holder(*held)
     try:
-        with exclusive_device(*wanted, 0.05) as found:
-            assert found is free
+        with exclusive_device(*wanted, 0.05) as locked:
+            assert locked is free
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with exclusive_device(*wanted, 5.0) as found:
-        assert found, "a killed process holds nothing"
+    with exclusive_device(*wanted, 5.0) as locked:
+        assert locked, "a killed process holds nothing"
 
 
 def test_another_users_lock_is_shared_and_a_link_is_not_followed(tmp_path: Path) -> None:
     lock = tmp_path / "tilewise-timing-machine.lock"
     lock.touch(0o444)
-    with exclusive_device("cpu", 0, 0.05) as found:
-        assert found
+    with exclusive_device("cpu", 0, 0.05) as locked:
+        assert locked
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
     os.close(os.open(tmp_path / "elsewhere", os.O_CREAT))

@@ -68,11 +68,11 @@ def events() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def driver(events: list[dict[str, Any]]) -> _Driver:
-    made = _Driver(Ray(), Campaign("s.sqlite", "triton", ()), lambda event, status: events.append(event))
+    driver_object = _Driver(Ray(), Campaign("s.sqlite", "triton", ()), lambda event, status: events.append(event))
     for slot in (PLACE, OTHER):
-        made.status.slots[slot] = SlotStatus(slot.label)
-        made._actors[slot] = f"actor of {slot.node}"
-    return made
+        driver_object.status.slots[slot] = SlotStatus(slot.label)
+        driver_object._actors[slot] = f"actor of {slot.node}"
+    return driver_object
 
 
 def told(driver: _Driver, result: Any, slot: SlotAddress = PLACE) -> SlotStatus:

@@ -60,8 +60,8 @@ def test_a_campaign_over_two_network_namespaces_goes_on_when_one_of_them_is_gone
         kill_all(second)
         assert driver.wait(300) == 0, log.read_text()[-2000:]
     assert done(store) == KERNELS
-    with Store(store) as opened:
-        assert opened.queue_length() == 0
+    with Store(store) as journal:
+        assert journal.queue_length() == 0
 
 
 def reached(side: Side, host: str) -> bool:
@@ -70,8 +70,8 @@ def reached(side: Side, host: str) -> bool:
 
 
 def kill_all(side: Side) -> None:
-    found = subprocess.run(["ip", "netns", "pids", side.name], capture_output=True, text=True, check=True).stdout
-    for process in found.split():
+    pids = subprocess.run(["ip", "netns", "pids", side.name], capture_output=True, text=True, check=True).stdout
+    for process in pids.split():
         os.kill(int(process), 9)
 
 
@@ -90,5 +90,5 @@ def measured(log: Path) -> list[Any]:
 
 
 def done(store: str) -> int:
-    with Store(store) as opened:
-        return len(opened.finished())
+    with Store(store) as journal:
+        return len(journal.finished())

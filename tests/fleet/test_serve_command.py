@@ -31,8 +31,8 @@ def test_an_address_that_cannot_be_listened_at_is_a_sentence(host: str) -> None:
 
 
 def test_a_port_that_another_has_is_a_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
-        listen("127.0.0.1", taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigurationError, match="in use"):
+        listen("127.0.0.1", listener.getsockname()[1])
 
 
 def test_a_mistyped_store_is_refused_and_not_created(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def token(where: str) -> str:
 
 @pytest.fixture
 def client(where: str, token: str) -> Iterator[TestClient]:
-    with TestClient(create_app(where, rate=0), headers={"Authorization": f"Bearer {token}"}) as found:
-        yield found
+    with TestClient(create_app(where, rate=0), headers={"Authorization": f"Bearer {token}"}) as test_client:
+        yield test_client
 
 
 def ask(client: TestClient, **content: Any) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def test_sent_twice_it_is_there_once(client: TestClient, where: str) -> None:
 
 def test_several_problems_are_answered_in_their_order(client: TestClient) -> None:
     client.post("/measurements", json={"device": GPU, "batches": [batch(m=96, best=5)]})
-    asked = {"device": GPU, "problems": [spec(64), spec(96)], "configs": tiles()}
-    first, second = client.post("/choose", json=asked).json()["choices"]
+    body = {"device": GPU, "problems": [spec(64), spec(96)], "configs": tiles()}
+    first, second = client.post("/choose", json=body).json()["choices"]
     assert first["source"] != "measured" and second["config"] == tiles()[5]
 
 

@@ -107,10 +107,10 @@ def test_no_answer_is_undocumented_and_none_is_a_5xx(tmp_path: Path, known: bool
     with Store(where) as store:
         token = create_token(store)
     with ServedStore(where, "--rate", "0") as served:
-        given = ["-H", f"Authorization: Bearer {token}"] if known else []
+        options = ["-H", f"Authorization: Bearer {token}"] if known else []
         limits = ["--max-examples", os.environ.get("TILEWISE_FUZZ_EXAMPLES", "60"), "--seed", "1", "--workers", "1"]
         program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
-        command = [*program, "run", f"{served.url}/openapi.json", "--checks", CHECKS, *limits, *given]
+        command = [*program, "run", f"{served.url}/openapi.json", "--checks", CHECKS, *limits, *options]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=540, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -31,8 +31,8 @@ def gpu_campaign(place: Path, count: int) -> Campaign:
 
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def collector(kind: str, kernels: Any, store: Any, configs: int, say: Any, **given: Any) -> TritonCollector:
-        options = Options(minutes=given["minutes"], seed=given["seed"], max_configs=configs, processes=1)
+    def collector(kind: str, kernels: Any, store: Any, configs: int, say: Any, **flags_given: Any) -> TritonCollector:
+        options = Options(minutes=flags_given["minutes"], seed=flags_given["seed"], max_configs=configs, processes=1)
         return _Pretending(kernels, store, options, say)
 
     monkeypatch.setattr("tilewise.tune.measure.collector.make_collector", collector)
@@ -43,11 +43,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_gpus_slot_measures_what_the_queue_holds(tmp_path: Path) -> None:
     slot = Slot(gpu_campaign(tmp_path / "s.sqlite", 3))
-    begun = slot.begin()
-    assert (begun["machine"], begun["queued"]) == ("triton Fake GPU", 3)
-    told = [slot.step() for _ in range(2)]
-    assert [step["state"] for step in told] == ["measured", "done"]
-    assert len(told[0]["kernels"]) == 3 and all(kernel["finished"] for kernel in told[0]["kernels"])
+    state = slot.begin()
+    assert (state["machine"], state["queued"]) == ("triton Fake GPU", 3)
+    states = [slot.step() for _ in range(2)]
+    assert [step["state"] for step in states] == ["measured", "done"]
+    assert len(states[0]["kernels"]) == 3 and all(kernel["finished"] for kernel in states[0]["kernels"])
     slot.close()
     with Store(tmp_path / "s.sqlite") as store:
         assert store.counts()["kernels"] == 3 and store.queue_length() == 0
@@ -68,11 +68,11 @@ def test_kernels_that_fail_are_given_up_with_a_line_and_the_rest_goes_on(
     monkeypatch.setattr(Slot, "_measure", fails)
     monkeypatch.setattr(_Pretending, "run", lambda self: {})
     lines: list[str] = []
-    while (told := slot.step())["state"] == "measured":
-        lines += told["failures"]
+    while (state := slot.step())["state"] == "measured":
+        lines += state["failures"]
     first = next(line for line in lines if "planted" in line).partition(": planted")[0]
     assert f"{first}: given up after {MAX_ATTEMPTS} attempts" in lines
-    assert told["state"] == "done"
+    assert state["state"] == "done"
 
 
 def test_a_kernel_that_was_disturbed_waits_behind_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_of_several_gpus_an_actor_sees_its_own(tmp_path: Path, monkeypatch: pyte
     import os
 
     campaign = gpu_campaign(tmp_path / "s.sqlite", 1)
-    for visible, seen in (("", "1"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-b")):
+    for visible, expected_device in (("", "1"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-b")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         Slot(campaign, 1, 4).close()
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected_device

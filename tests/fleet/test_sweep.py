@@ -35,8 +35,8 @@ def test_trials_follow_from_the_sweeps_seed_and_their_number_alone() -> None:
 
 def test_folds_hold_out_every_kernel_once() -> None:
     data = load_dataset("cpu", limit=40)
-    held = [kernel.name for fold in range(3) for kernel in fold_of(data, fold, 3).valid]
-    assert sorted(held) == sorted(kernel.name for split in (data.train, data.valid) for kernel in split)
+    names = [kernel.name for fold in range(3) for kernel in fold_of(data, fold, 3).valid]
+    assert sorted(names) == sorted(kernel.name for split in (data.train, data.valid) for kernel in split)
     for fold in range(3):
         part = fold_of(data, fold, 3)
         assert not {k.name for k in part.train} & {k.name for k in part.valid}
@@ -50,21 +50,21 @@ def test_the_best_draw_is_that_of_the_best_mean_and_the_first_of_equals() -> Non
 
 def test_a_finished_trial_is_not_trained_again(tmp_path: Path) -> None:
     sweep = Sweep("cpu", str(tmp_path), "MLP", settings=SMALL, limit=12)
-    trial, told = sweep.trials()[0], []
-    first = run_trial(sweep, trial, told.append)
-    assert len(told) == 3 and first["epochs"] == 3
-    assert run_trial(sweep, trial, told.append) == first
-    assert len(told) == 3
+    trial, rows = sweep.trials()[0], []
+    first = run_trial(sweep, trial, rows.append)
+    assert len(rows) == 3 and first["epochs"] == 3
+    assert run_trial(sweep, trial, rows.append) == first
+    assert len(rows) == 3
     assert (tmp_path / "trial_000" / "model.safetensors").is_file()
 
 
 def test_a_draw_varies_its_settings_around_the_first(tmp_path: Path) -> None:
     sweep = Sweep("cpu", "out", "MLP", draws=40)
-    base, *drawn = (sweep.draw_settings(draw) for draw in range(40))
-    rates = [row["learning_rate"] / base["learning_rate"] for row in drawn]
+    base, *variations = (sweep.draw_settings(draw) for draw in range(40))
+    rates = [row["learning_rate"] / base["learning_rate"] for row in variations]
     assert 10**-0.71 < min(rates) < 0.3 and 2 < max(rates) < 10**0.51
-    assert {row["weight_decay"] for row in drawn} == {0.0, 0.005, 0.02, 0.05}
-    assert {row["batch"] / base["batch"] for row in drawn} == {0.5, 1, 2}
+    assert {row["weight_decay"] for row in variations} == {0.0, 0.005, 0.02, 0.05}
+    assert {row["batch"] / base["batch"] for row in variations} == {0.5, 1, 2}
     assert Sweep("cpu", "out", folds=20).folds == 20
     with pytest.raises(ConfigurationError, match="1 to 20 folds"):
         Sweep("cpu", "out", folds=21)
@@ -104,9 +104,9 @@ class Command:
         return len(list(self.out.glob("trial_*/result.json")))
 
     def answer(self) -> dict[str, object]:
-        said, _ = self.process.communicate(timeout=280)
+        output, _ = self.process.communicate(timeout=280)
         assert self.process.returncode == 0
-        return dict(json.loads(said.splitlines()[-1]))
+        return dict(json.loads(output.splitlines()[-1]))
 
 
 @NEEDS_RAY

@@ -38,9 +38,9 @@ def test_one_machine_measures_answers_and_ends_in_order(tmp_path: Path) -> None:
         shapes.write_text(json.dumps([{"family": "matmul", "m": 64 + 8 * i, "n": 96, "k": 64} for i in range(3)]))
         driver = Driver(f"127.0.0.1:{ray_port}", store, shapes, 8)
         assert driver.wait(600) == 0, driver.log.read_text()[-2000:]
-        with Store(store) as opened:
-            assert opened.counts()["kernels"] == 3
-            kernel, machine = opened.kernels()[0], opened.machines()[0]
+        with Store(store) as journal:
+            assert journal.counts()["kernels"] == 3
+            kernel, machine = journal.kernels()[0], journal.machines()[0]
         device = {"kind": machine.kind, "identity": machine.identity}
         status, answer = post(port, "/choose", {"device": device, "problem": dict(kernel.problem)})
         assert (status, answer["choices"][0]["source"]) == (200, "measured")

@@ -164,8 +164,8 @@ def in_header(content: bytes, rng: Rng) -> bytes:
 
 
 def in_npz(content: bytes, rng: Rng) -> bytes:
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        arrays = dict(found)
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive_path:
+        arrays = dict(archive_path)
     name = list(arrays)[int(rng.integers(len(arrays)))]
     if arrays[name].dtype == np.uint8 and arrays[name][:1].tobytes() == b"{":
         text = json.dumps(in_document(json.loads(arrays[name].tobytes()), rng)).encode()
@@ -204,8 +204,12 @@ def in_store(content: bytes, rng: Rng) -> bytes:
                 endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT x FROM c"
                 db.execute(f"CREATE VIEW {table} AS {endless}")
             elif kind == 3:
-                found = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone()
-                document = in_document(json.loads(found[0]), rng) if found and isinstance(found[0], str) else odd(rng)
+                first_row = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone()
+                document = (
+                    in_document(json.loads(first_row[0]), rng)
+                    if first_row and isinstance(first_row[0], str)
+                    else odd(rng)
+                )
                 db.execute(f"UPDATE {table} SET {column} = ?", (json.dumps(document),))
             else:
                 value = odd(rng)

@@ -181,11 +181,11 @@ def onnx_external(folder: Path) -> Target:
 
     from tilewise import nn
 
-    made = _of(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), folder, np.zeros((2, 6), np.float32))
-    model = onnx.load(made.place)
+    file = _of(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), folder, np.zeros((2, 6), np.float32))
+    model = onnx.load(file.place)
     convert_model_to_external_data(model, location="x.bin", size_threshold=0)
-    onnx.save(model, made.place)
-    return Target(made.place, _use, (in_onnx, in_places, in_places))
+    onnx.save(model, file.place)
+    return Target(file.place, _use, (in_onnx, in_places, in_places))
 
 
 @target

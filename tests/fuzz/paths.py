@@ -115,18 +115,18 @@ ENDLESS = ("compete serve", "compete work")
 def places(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
     """(command, parameter) for every parameter that is read from: a path, or a word that may be one."""
     if hasattr(command, "commands"):
-        return [found for name, child in command.commands.items() for found in places(child, (*path, name))]
+        return [place for name, child in command.commands.items() for place in places(child, (*path, name))]
     name = " ".join(path)
     if name in ENDLESS:
         return []
-    read = [p for p in command.params if "Path" in str(p.type_descriptor.annotation) or p.name in WORDS]
-    return [(name, p) for p in read if p.name not in _sweep().OUTPUTS and (name, p.name) not in WRITTEN]
+    path_options = [p for p in command.params if "Path" in str(p.type_descriptor.annotation) or p.name in WORDS]
+    return [(name, p) for p in path_options if p.name not in _sweep().OUTPUTS and (name, p.name) not in WRITTEN]
 
 
 def attempts() -> list[tuple[str, Any, str]]:
     commands = _sweep().COMMANDS
-    found = [one for name, command in commands.items() for one in places(command, (name,))]
-    return [(name, parameter, kind) for name, parameter in found for kind in HOSTILE]
+    places_of_paths = [one for name, command in commands.items() for one in places(command, (name,))]
+    return [(name, parameter, kind) for name, parameter in places_of_paths for kind in HOSTILE]
 
 
 def _sweep() -> Any:
@@ -150,11 +150,11 @@ def attempt(name: str, parameter: Any, kind: str) -> str:
         place = Path(folder) / "hostile"
         HOSTILE[kind](place)
         words = words_for(name, parameter, str(place))
-        said = Path(folder) / "said"
+        transcript = Path(folder) / "said"
         child = os.fork()
         if not child:
-            _command(words, folder, said)
-        return _judge(child, said)
+            _command(words, folder, transcript)
+        return _judge(child, transcript)
 
 
 def _command(words: list[str], folder: str, said: Path) -> None:
@@ -223,20 +223,20 @@ def main() -> int:
     parser.add_argument("--only", help="one command")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no more after this long")
     options = parser.parse_args()
-    tried = [one for one in attempts() if options.only in (None, one[0])]
-    order = np.random.default_rng(options.seed).permutation(len(tried))
+    trials = [one for one in attempts() if options.only in (None, one[0])]
+    order = np.random.default_rng(options.seed).permutation(len(trials))
     at, parts = map(int, options.part.split("/"))
-    chosen = [tried[i] for i in order[: options.count or None]][at - 1 :: parts]
+    selection = [trials[i] for i in order[: options.count or None]][at - 1 :: parts]
     failed, started = 0, time.monotonic()
-    for done, (name, parameter, kind) in enumerate(chosen):
+    for done, (name, parameter, kind) in enumerate(selection):
         if options.seconds and time.monotonic() - started > options.seconds:
-            chosen = chosen[:done]
+            selection = selection[:done]
             break
         wrong = attempt(name, parameter, kind)
         if wrong:
             failed += 1
             print(f"tilewise {name} {parameter.opts[0]}: {kind}: {wrong}", flush=True)
-    print(f"{len(chosen)} of {len(tried)} hostile paths, {failed} not refused as they should be", flush=True)
+    print(f"{len(selection)} of {len(trials)} hostile paths, {failed} not refused as they should be", flush=True)
     return 1 if failed else 0
 
 

@@ -63,12 +63,12 @@ APART = {
 
 def readers() -> set[str]:
     """Every reader in the sources, such as ``io.py:load_arrays``."""
-    found: set[str] = set()
+    names: set[str] = set()
     for root in ROOTS:
         for path in sorted(root.rglob("*.py")):
             if path.name != "_files.py":
-                _search(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(root).as_posix(), (), found)
-    return found
+                _search(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(root).as_posix(), (), names)
+    return names
 
 
 def _search(node: ast.AST, file: str, names: tuple[str, ...], found: set[str]) -> None:
@@ -112,7 +112,7 @@ def _replace(name: str, old: Callable[..., Any], new: Callable[..., Any]) -> Non
 
 
 def _watched(original: Callable[..., Any], reached: set[str]) -> Callable[..., Any]:
-    def watched(*arguments: Any, **named: Any) -> Any:
+    def watched(*arguments: Any, **keywords: Any) -> Any:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
@@ -120,6 +120,6 @@ def _watched(original: Callable[..., Any], reached: set[str]) -> Callable[..., A
             if root is not None:
                 reached.add(f"{file[len(str(root)) + 1 :]}:{frame.f_code.co_qualname.replace('.<locals>', '')}")
             frame = frame.f_back
-        return original(*arguments, **named)
+        return original(*arguments, **keywords)
 
     return watched

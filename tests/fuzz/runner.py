@@ -105,8 +105,8 @@ def try_one(target: Target, content: bytes, outcome: Outcome) -> None:
 
 
 def _failed(outcome: Outcome, where: str, content: bytes) -> None:
-    times, kept = outcome.failures.get(where, (0, content.hex()))
-    outcome.failures[where] = [times + 1, kept]
+    times, content_hex = outcome.failures.get(where, (0, content.hex()))
+    outcome.failures[where] = [times + 1, content_hex]
 
 
 def _place(error: BaseException) -> str:

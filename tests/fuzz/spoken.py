@@ -125,8 +125,8 @@ def service_answer(folder: Path) -> Target:
     (folder / "x.json").write_text(json.dumps({"choices": [choice]}))
 
     def ask(url: str) -> None:
-        found = ServiceClient(url, Machine("triton", "NVIDIA H200", {}), token="x").choose(Problem(spec()), configs)
-        assert found is None or found.config in configs
+        answer = ServiceClient(url, Machine("triton", "NVIDIA H200", {}), token="x").choose(Problem(spec()), configs)
+        assert answer is None or answer.config in configs
 
     return Target(folder / "x.json", _answered(ask), (in_json,))
 
@@ -140,7 +140,7 @@ def answering_process(folder: Path) -> Target:
         Codec().encode(value) for value in (3, [1, 2.5, "x", None], np.ones((2, 3), np.float32), {"a": (1, slice(2))})
     ]
     (folder / "x.jsonl").write_text("".join(json.dumps({"value": value}) + "\n" for value in values))
-    refused = (
+    rejections = (
         ConnectionLost,
         ValueError,
         TypeError,
@@ -154,7 +154,7 @@ def answering_process(folder: Path) -> Target:
             os.write(writing, read_input(path, 60_000))
             os.close(writing)
             line = MessageChannel(reading, reading, time.monotonic() + 60)
-            with contextlib.suppress(*refused):
+            with contextlib.suppress(*rejections):
                 while True:
                     Codec().decode(line.receive().get("value"))
         finally:

@@ -108,11 +108,11 @@ def gpt2(folder: Path) -> Target:
     from tilewise.nn import GPT
 
     state = {name: np.asarray(value) for name, value in GPT(1, 64, 1, 20, 16).state_dict().items()}
-    named = {theirs: state[ours] for theirs, ours in _TOP.items()}
+    state_by_name = {theirs: state[ours] for theirs, ours in _TOP.items()}
     for theirs, ours in _BLOCK.items():
         array = state[f"blocks.0.{ours}"]
-        named[f"h.0.{theirs}"] = array.T if theirs.endswith(_TRANSPOSED) else array
-    save(named, folder / "x")
+        state_by_name[f"h.0.{theirs}"] = array.T if theirs.endswith(_TRANSPOSED) else array
+    save(state_by_name, folder / "x")
     return Target(folder / "x", lambda path: list(generate(load_gpt(path), [1, 2], 2)), TENSORS)
 
 
@@ -321,8 +321,8 @@ def collection(folder: Path) -> Target:
     from tilewise.costmodel.data.schema import Schema
     from tilewise.costmodel.data.writing import write_collection
 
-    measured = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {"m": 3}) for k in kernels()[:4]]
-    write_collection(folder / "c.npz", Collection(Schema(), {"train": measured[:2], "valid": measured[2:], "test": []}))
+    members = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {"m": 3}) for k in kernels()[:4]]
+    write_collection(folder / "c.npz", Collection(Schema(), {"train": members[:2], "valid": members[2:], "test": []}))
 
     def use(path: Path) -> None:
         read_collection(path)
@@ -470,13 +470,13 @@ def idx(folder: Path) -> Target:
 
 @target
 def idx_gzip(folder: Path) -> Target:
-    made = idx(folder)
-    packed = made.place.with_name(made.place.name + ".gz")
-    packed.write_bytes(gzip.compress(made.place.read_bytes(), mtime=0))
-    made.place.unlink()
+    paths = idx(folder)
+    packed = paths.place.with_name(paths.place.name + ".gz")
+    packed.write_bytes(gzip.compress(paths.place.read_bytes(), mtime=0))
+    paths.place.unlink()
     from fuzz.damage import in_bytes
 
-    return Target(packed, made.use, (in_gzip(in_bytes),))
+    return Target(packed, paths.use, (in_gzip(in_bytes),))
 
 
 @target
@@ -508,7 +508,7 @@ def shapes(folder: Path) -> Target:
     (folder / "s.json").write_text(json.dumps(spec))
 
     def use(path: Path) -> None:
-        for kernel in read_shapes(path, lambda family, given: get_family(family).problem(given)):
+        for kernel in read_shapes(path, lambda family, fields: get_family(family).problem(fields)):
             assert kernel.name
 
     return Target(folder / "s.json", use, (in_json,))
@@ -569,9 +569,11 @@ def choices(folder: Path) -> Target:
     from tilewise.store.problem import Config, Problem
     from tilewise.tune.choose.cache import ChoiceFile, Decision
 
-    kept = ChoiceFile(folder, "here")
+    choice_file = ChoiceFile(folder, "here")
     for m in (32, 64):
-        kept.put(Decision(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), "measured", 10.0, None, 3, True))
+        choice_file.put(
+            Decision(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), "measured", 10.0, None, 3, True)
+        )
 
     def use(path: Path) -> None:
         for choice in ChoiceFile(folder, "here").all():
@@ -585,19 +587,19 @@ def machine_json(folder: Path) -> Target:
     from tilewise.profile import machine as module
 
     os.environ["TILEWISE_CACHE"] = str(folder)
-    kept = {
+    arrays = {
         "cpu": "A CPU", "cpus": 2, "method": "x",
         "peaks": [{"isa": "avx2", "threads": 1, "flops_per_second": 1e11}],
         "bandwidths": [{"bytes": 1 << 20, "threads": 1, "read": 1e10, "copy": 1e10}],
         "caches": [{"level": 1, "bytes": 32768, "shared_by": 1}],
         "fresh_memory": 1e9,
     }  # fmt: skip
-    (folder / "machine.json").write_text(json.dumps({"identity": module._identity(), "machine": kept}))
+    (folder / "machine.json").write_text(json.dumps({"identity": module._identity(), "machine": arrays}))
 
     def use(path: Path) -> None:
-        found = module.cached_machine()
-        if found is not None:
-            assert found.peak() > 0 and found.bandwidth(1e6) > 0
+        figures = module.cached_machine()
+        if figures is not None:
+            assert figures.peak() > 0 and figures.bandwidth(1e6) > 0
 
     return Target(folder / "machine.json", use, (in_json,))
 

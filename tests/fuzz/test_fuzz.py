@@ -181,8 +181,8 @@ def test_what_is_no_file_is_exit_code_2_to_every_command(
         place = tmp_path / kind.replace(" ", "-")
         HOSTILE[kind](place)
         monkeypatch.setattr(sys, "argv", ["tilewise", *command.replace("{}", str(place)).split()])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main()
-        said = capsys.readouterr().err
-        assert left.value.code == 2, (kind, said)
-        assert "Traceback" not in said
+        message = capsys.readouterr().err
+        assert exit_info.value.code == 2, (kind, message)
+        assert "Traceback" not in message

@@ -35,16 +35,16 @@ def test_cached_logits_equal_uncached_ones(engine, lengths: list[int], backend: 
     cache = new_cache(SMALL, len(prompts))
     sequence, position = np.repeat(np.arange(len(prompts)), lengths), np.concatenate([np.arange(n) for n in lengths])
     rows = np.stack([np.concatenate(prompts), sequence, position], 1)
-    got = engine.run(rows, cache, np.arange(len(rows)))
+    logits = engine.run(rows, cache, np.arange(len(rows)))
     expected = np.concatenate([full_logits(SMALL, p) for p in prompts])
-    assert np.abs(got - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+    assert np.abs(logits - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
     for _ in range(10):
         new = RNG.integers(0, 31, len(prompts))
         rows = np.stack([new, np.arange(len(prompts)), [len(p) for p in prompts]], 1)
         prompts = [np.append(p, t) for p, t in zip(prompts, new, strict=True)]
-        got = engine.run(rows, cache, np.arange(len(prompts)))
+        logits = engine.run(rows, cache, np.arange(len(prompts)))
         expected = np.stack([full_logits(SMALL, p)[-1] for p in prompts])
-        assert np.abs(got - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+        assert np.abs(logits - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("size", ["4x128", "6x384"])
@@ -70,8 +70,8 @@ def test_a_smaller_cache_changes_logits_little(kind: str) -> None:
     rows = np.stack([tokens, np.zeros(30, int), np.arange(30)], 1)
     expected = full_logits(SMALL, tokens)
     for engine in engines():
-        got = engine.run(rows, new_cache(SMALL, 1, dtype=kind), np.arange(30))
-        assert np.abs(got - expected).max() <= 0.03 * np.abs(expected).max()
+        logits = engine.run(rows, new_cache(SMALL, 1, dtype=kind), np.arange(30))
+        assert np.abs(logits - expected).max() <= 0.03 * np.abs(expected).max()
 
 
 def test_int8_weights_change_logits_little_and_stop_no_earlier() -> None:
@@ -79,9 +79,9 @@ def test_int8_weights_change_logits_little_and_stop_no_earlier() -> None:
         pytest.skip("the compiled kernels are not built")
     tokens = RNG.integers(0, 31, 30)
     rows = np.stack([tokens, np.zeros(30, int), np.arange(30)], 1)
-    got = make_engine(SMALL, "int8").run(rows, new_cache(SMALL, 1), np.arange(30))
+    logits = make_engine(SMALL, "int8").run(rows, new_cache(SMALL, 1), np.arange(30))
     expected = full_logits(SMALL, tokens)
-    assert np.abs(got - expected).max() <= 0.05 * np.abs(expected).max()
+    assert np.abs(logits - expected).max() <= 0.05 * np.abs(expected).max()
     assert len(list(generate(SMALL, tokens[:4], 20, weights="int8"))) == 20
 
 
@@ -221,8 +221,8 @@ def test_a_gpt2_file_gives_the_logits_of_gpt2s_definition(tmp_path, prefix: str)
         plain = model(ids).data[0]
     rows = np.stack([ids[0], np.zeros(20, int), np.arange(20)], 1)
     cached = make_engine(model).run(rows, new_cache(model, 1), np.arange(20))
-    for got in (plain, cached):
-        assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+    for logits in (plain, cached):
+        assert np.abs(logits - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
 
 
 def test_a_file_that_is_no_gpt2_gets_a_sentence(tmp_path) -> None:

@@ -239,8 +239,8 @@ def _add_tokenizer(writer: Any, algorithm: str, tokens: list[str], **more: Any) 
 
 def rounded(array: np.ndarray, kind: str) -> np.ndarray:
     """What the `gguf` package says that a stored matrix holds."""
-    found: np.ndarray = gguf.quants.dequantize(gguf.quants.quantize(array, KINDS[kind]), KINDS[kind])
-    return found
+    weights: np.ndarray = gguf.quants.dequantize(gguf.quants.quantize(array, KINDS[kind]), KINDS[kind])
+    return weights
 
 
 # --- vocabularies ---

@@ -94,7 +94,7 @@ def use(path: Path) -> None:
 
 @pytest.mark.parametrize("which", SAMPLES)
 def test_mutated_files_are_one_sentence_or_a_model(which: str, tmp_path: Path) -> None:
-    path, rng, read = tmp_path / "m.gguf", np.random.default_rng(7), 0
+    path, rng, count = tmp_path / "m.gguf", np.random.default_rng(7), 0
     write_sample(which, path)
     content = path.read_bytes()
     header = content.index(b"output_norm.weight") + 200
@@ -102,11 +102,11 @@ def test_mutated_files_are_one_sentence_or_a_model(which: str, tmp_path: Path) -
         path.write_bytes(mutated(content, header, rng))
         try:
             use(path)
-            read += 1
+            count += 1
         except TilewiseError as error:
             assert "\n" not in str(error)
             assert len(str(error)) < 1500
-    assert read < COUNT
+    assert count < COUNT
 
 
 def header_of(*parts: bytes) -> bytes:

@@ -37,8 +37,8 @@ SAMPLES: dict[str, Any] = {"gpt2": (small_gpt, write_gpt2), "llama": (small_llam
 
 def logits(model: Any) -> np.ndarray:
     with no_grad():
-        found: np.ndarray = model(IDS).data
-    return found
+        engine_logits: np.ndarray = model(IDS).data
+    return engine_logits
 
 
 def as_stored(model: Any, kind: str) -> Any:
@@ -187,8 +187,8 @@ def test_every_form_is_read_as_the_gguf_package_reads_it(code: int) -> None:
         )
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw.reshape(-1), gguf.GGMLQuantizationType(code)).reshape(-1)
-        found = kind.to_floats(raw).reshape(-1)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+        weights = kind.to_floats(raw).reshape(-1)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
 def test_tied_embeddings_and_stretched_rotary_positions_are_read(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_tied_embeddings_and_stretched_rotary_positions_are_read(tmp_path: Path)
             writer.add_tensor(tensor.name, tensor.data)
     writer.add_tensor("rope_freqs.weight", np.full(8, 4.0, np.float32))
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    found: Any = load_gguf(tmp_path / "tied.gguf").model
-    np.testing.assert_array_equal(found.head.weight.data, model.token_embedding.weight.data)
+    trained: Any = load_gguf(tmp_path / "tied.gguf").model
+    np.testing.assert_array_equal(trained.head.weight.data, model.token_embedding.weight.data)
     expected = 500000.0 ** (-np.arange(8) / 8) / 8
-    np.testing.assert_allclose(found.config.frequencies, expected, rtol=1e-6)
+    np.testing.assert_allclose(trained.config.frequencies, expected, rtol=1e-6)
 
 
 def test_metadata_is_what_was_written(tmp_path: Path) -> None:

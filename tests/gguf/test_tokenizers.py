@@ -139,8 +139,8 @@ def test_a_stream_is_the_text_before_the_first_stop_word(text: str, stops: list[
     for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
         out += stream.add(content[start:end])
     out += stream.end()
-    found = [at for at in map(text.find, stops) if at >= 0]
-    if not found:
+    ends = [at for at in map(text.find, stops) if at >= 0]
+    if not ends:
         assert out == text
     else:
         assert stream.stopped

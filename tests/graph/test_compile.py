@@ -48,10 +48,10 @@ def settled(module: nn.Module) -> nn.Module:
 
 
 def assert_same(module: nn.Module, x: Any, plan: Any = None) -> None:
-    got = (plan or compile(module, x))(x)
+    output = (plan or compile(module, x))(x)
     want = own_result(module, x)
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, atol=1e-4 * max(1e-6, float(np.abs(want).max())), rtol=0)
+    assert output.shape == want.shape
+    np.testing.assert_allclose(output, want, atol=1e-4 * max(1e-6, float(np.abs(want).max())), rtol=0)
 
 
 @pytest.mark.parametrize("build", [models.vgg6, models.resnet8])
@@ -92,7 +92,7 @@ def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:
 
 @pytest.mark.parametrize("l3", [1 << 18, 1 << 28], ids=["in parts", "whole"])
 def test_a_plan_for_a_batch_is_made_from_two_images(another_machine, l3: int) -> None:
-    seen: list[int] = []
+    threads: list[int] = []
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -100,14 +100,14 @@ def test_a_plan_for_a_batch_is_made_from_two_images(another_machine, l3: int) ->
             self.layers = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
 
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(x.shape[0])
+            threads.append(x.shape[0])
             return self.layers(x)
 
     another_machine(MachineOverride(l3=l3, l2=1 << 16))
     module, x = Counting().eval(), images(13, 3, 40, 40)
     plan = compile(module, x)
     np.testing.assert_allclose(plan(x), own_result(module, x), rtol=1e-4, atol=1e-5)
-    assert set(seen[:-1]) == {2}  # the last is the module itself
+    assert set(threads[:-1]) == {2}  # the last is the module itself
 
 
 class Compared(nn.Module):
@@ -267,7 +267,7 @@ def test_a_thousand_passes_hold_no_more_memory_than_the_first() -> None:
     module, x = models.resnet8(), images(1, 3, 8, 8)
     plan = compile(module, x)
     plan(x)
-    held = native.memory_in_use()
+    bytes_in_use = native.memory_in_use()
     for _ in range(1000):
         plan(x)
-    assert native.memory_in_use() == held
+    assert native.memory_in_use() == bytes_in_use

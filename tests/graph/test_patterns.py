@@ -41,9 +41,9 @@ def planned(module: nn.Module, *inputs: Any) -> Any:
     plan = compile(module, *inputs)
     with no_grad():
         want = module.eval()(*map(Tensor, inputs)).data
-    got = plan(*inputs)
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, atol=3e-5 * max(1e-6, float(np.abs(want).max(initial=0))), rtol=0)
+    output = plan(*inputs)
+    assert output.shape == want.shape
+    np.testing.assert_allclose(output, want, atol=3e-5 * max(1e-6, float(np.abs(want).max(initial=0))), rtol=0)
     return plan
 
 
@@ -128,8 +128,12 @@ GELUS: dict[str, Function] = {
 
 @pytest.mark.parametrize("how", GELUS)
 def test_gelu_written_as_its_parts_is_one(how: str) -> None:
-    found = match_patterns(trace(Written(GELUS[how]), numbers(1, 3, 24)))
-    assert [n.operation.__name__ for n in found.nodes] == ["Linear", "GeluTanh" if "tanh" in how else "Gelu", "Linear"]
+    pattern = match_patterns(trace(Written(GELUS[how]), numbers(1, 3, 24)))
+    assert [n.operation.__name__ for n in pattern.nodes] == [
+        "Linear",
+        "GeluTanh" if "tanh" in how else "Gelu",
+        "Linear",
+    ]
     assert planned(Written(GELUS[how]), numbers(2, 7, 24)).native_calls == 1
 
 
@@ -153,19 +157,19 @@ def test_what_is_almost_gelu_stays_what_it_is(other: Function) -> None:
 
 def attended(q: Tensor, k: Tensor, v: Tensor, where_to: str, mask: Callable[[Tensor], Tensor]) -> Tensor:
     scale = 1 / math.sqrt(q.shape[-1])
-    turned = k.permute(0, 1, 3, 2)
+    keys_last = k.permute(0, 1, 3, 2)
     if where_to == "q":
-        scores = (q * scale) @ turned
+        scores = (q * scale) @ keys_last
     elif where_to == "k before it is turned":
         scores = q @ (k * scale).permute(0, 1, 3, 2)
     elif where_to == "both":
-        scores = (q * math.sqrt(scale)) @ (turned * math.sqrt(scale))
+        scores = (q * math.sqrt(scale)) @ (keys_last * math.sqrt(scale))
     elif where_to == "none":
-        scores = q @ turned
+        scores = q @ keys_last
     elif where_to == "zero":
-        scores = (q @ turned) * 0.0
+        scores = (q @ keys_last) * 0.0
     else:
-        scores = (q @ turned) / math.sqrt(q.shape[-1])
+        scores = (q @ keys_last) / math.sqrt(q.shape[-1])
     return mask(scores).softmax(-1) @ v
 
 
@@ -221,9 +225,9 @@ def test_other_masks_hide_what_they_hide(how: str) -> None:
 
 
 def test_a_mask_that_comes_as_an_input() -> None:
-    module = Written(lambda x, seen: of_heads(x, mask=lambda s: s + (1.0 - seen.reshape(2, 1, 1, 9)) * -1e30))
-    seen = (np.arange(18).reshape(2, 9) % 4 != 1).astype(np.float32)
-    planned(module, numbers(2, 9, 24), seen)
+    module = Written(lambda x, visible: of_heads(x, mask=lambda s: s + (1.0 - visible.reshape(2, 1, 1, 9)) * -1e30))
+    visible = (np.arange(18).reshape(2, 9) % 4 != 1).astype(np.float32)
+    planned(module, numbers(2, 9, 24), visible)
 
 
 def test_a_scale_of_nothing_is_a_scale() -> None:
@@ -281,11 +285,11 @@ def test_a_view_is_where_the_numbers_lie() -> None:
     for _ in range(300):
         shape = tuple(rng.choice([1, 2, 3, 4, 6], 3).tolist())
         x = np.arange(math.prod(shape)).reshape(shape)
-        view, seen = whole(0, shape), x
+        view, array = whole(0, shape), x
         for _ in range(5):
-            view, seen = _moved(rng, view, seen)
-        assert view.shape == seen.shape
-        assert np.array_equal(_read(view, x), seen)
+            view, array = _moved(rng, view, array)
+        assert view.shape == array.shape
+        assert np.array_equal(_read(view, x), array)
 
 
 def _moved(rng: np.random.Generator, view: Any, seen: Any) -> tuple[Any, Any]:
@@ -296,13 +300,13 @@ def _moved(rng: np.random.Generator, view: Any, seen: Any) -> tuple[Any, Any]:
     if kind == 1 and seen.ndim:
         low = int(rng.integers(seen.shape[0]))
         index = (low,) if rng.integers(2) else (slice(low, None, int(rng.integers(1, 3))),)
-        found = indexed(view, index)
-        return (view, seen) if found is None else (found, seen[index])
+        result = indexed(view, index)
+        return (view, seen) if result is None else (result, seen[index])
     sizes = rng.permutation([f for n in seen.shape for f in ([2, n // 2] if n % 2 == 0 and n else [n])]).tolist()
     cut = int(rng.integers(len(sizes) + 1)) if sizes else 0
-    wanted = tuple(n for n in (math.prod(sizes[:cut]), *sizes[cut:]))
-    found = reshaped(view, wanted)
-    return (view, seen) if found is None else (found, seen.reshape(wanted))
+    target = tuple(n for n in (math.prod(sizes[:cut]), *sizes[cut:]))
+    result = reshaped(view, target)
+    return (view, seen) if result is None else (result, seen.reshape(target))
 
 
 def _read(view: Any, x: Any) -> Any:

@@ -137,10 +137,10 @@ def test_any_convolution_of_a_plan_equals_pytorch_on_any_number_of_threads(isa: 
         residual = normal(*want.shape, seed=3) if case.residual else None
         want = ACTIVATIONS[case.activation](want if residual is None else want + torch.from_numpy(residual))
         kernels.set_num_threads(1)
-        got = planned(case, x, w, bias, residual)
-        assert_near(got, want)
+        output = planned(case, x, w, bias, residual)
+        assert_near(output, want)
         kernels.set_num_threads(3)
-        np.testing.assert_array_equal(planned(case, x, w, bias, residual), got)
+        np.testing.assert_array_equal(planned(case, x, w, bias, residual), output)
 
     check()
 
@@ -205,14 +205,14 @@ def test_pooling_in_a_plan_equals_pytorch_and_a_nan_wins(
     kernels.set_isa(isa)
     x = normal(2, channels, 11, 7)
     x[0, :, 4, 3], x[1, 0, 0, 0], x[1, :, 6, 6] = np.nan, -np.inf, np.inf
-    given = torch.from_numpy(x)
+    tensor = torch.from_numpy(x)
     for mean in (False, True):
         plan = kernels.Graph()
         value = plan.pool(plan.input(*x.shape), (kernel,) * 2, (stride,) * 2, (padding,) * 4, mean, True)
         plan.output(value)
         plan.finish()
         of = TF.avg_pool2d if mean else TF.max_pool2d
-        np.testing.assert_allclose(plan.run([x])[0], of(given, kernel, stride, padding), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(plan.run([x])[0], of(tensor, kernel, stride, padding), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
@@ -258,8 +258,8 @@ def test_nan_and_infinity_stay_in_their_group(isa: str) -> None:
         case = Case(1, 8, per_group, per_group, (6, 6), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), "", False)
         x, w, bias = arrays(case)
         x[0, 0, 2, 2], x[0, -1, 3, 3] = np.nan, np.inf
-        got, eager = planned(case, x, w, bias, None), F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, 1, 8).data
-        for out in (got, eager):
+        output, eager = planned(case, x, w, bias, None), F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, 1, 8).data
+        for out in (output, eager):
             assert np.isnan(out[0, :per_group]).any()
             assert np.isfinite(out[0, per_group:-per_group]).all()
 
@@ -286,8 +286,8 @@ def test_nothing_is_read_past_the_arrays(isa: str, channels: int, groups: int, s
     x, w, bias = (before_a_guard(a) for a in arrays(case))
     want = reference(case, np.array(x), np.array(w), np.array(bias))
     residual = before_a_guard(normal(*want.shape, seed=3))
-    got = planned(case, x, w, bias, residual)
-    assert_near(got, TF.silu(want + torch.from_numpy(np.array(residual))))
+    output = planned(case, x, w, bias, residual)
+    assert_near(output, TF.silu(want + torch.from_numpy(np.array(residual))))
     assert_near(F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, side // 2, groups).data, want)
 
 
@@ -327,11 +327,11 @@ def test_what_winograd_cannot_take_is_right_after_the_weights_were_let_go(algori
     x, w = normal(1, 20, 11, 9), normal(24, 20, 3, 3, seed=1)
     x[0, 3, 5, 7] = value
     plan, _ = planned_by(algorithm, x, w)
-    got, want = plan.run([x])[0], TF.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1).numpy()
+    output, want = plan.run([x])[0], TF.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1).numpy()
     far = np.ones((11, 9), bool)
     far[4:7, 6:9] = False  # the pixels that see the value
-    assert_near(got[0][:, far], want[0][:, far])
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
+    assert_near(output[0][:, far], want[0][:, far])
+    np.testing.assert_array_equal(np.isfinite(output), np.isfinite(want))
 
 
 def test_filters_that_winograd_cannot_take_go_directly() -> None:

@@ -45,7 +45,7 @@ def test_what_others_keep_stays() -> None:
 def test_layers_of_other_threads_keep_their_weights_while_a_plan_is_made() -> None:
     assert native is not None
     native.clear_weight_cache()
-    convolution, x, kept = nn.Conv2d(16, 16, 3, padding=1), np.ones((1, 16, 8, 8), np.float32), []
+    convolution, x, outputs = nn.Conv2d(16, 16, 3, padding=1), np.ones((1, 16, 8, 8), np.float32), []
 
     class Meanwhile(nn.Module):
         """Runs a layer on another thread while it is traced."""
@@ -58,11 +58,11 @@ def test_layers_of_other_threads_keep_their_weights_while_a_plan_is_made() -> No
             thread = threading.Thread(target=elsewhere)
             thread.start()
             thread.join()
-            kept.append(native.weight_cache_bytes())
+            outputs.append(native.weight_cache_bytes())
             return x * 2
 
     plan.compile(Meanwhile(), x)
-    assert kept[0] > 0
+    assert outputs[0] > 0
     native.clear_weight_cache()
 
 
@@ -71,9 +71,9 @@ def test_a_plan_holds_its_weights_once() -> None:
     assert native is not None
     layers = nn.Sequential(*(nn.Conv2d(256, 256, 1, bias=False) for _ in range(8)))
     before = native.memory_in_use()
-    made = plan.compile(layers, np.ones((1, 256, 4, 4), np.float32))
-    held = native.memory_in_use() - before
-    assert held < 1.25 * 8 * 256 * 256 * 4 + made.arena_bytes
+    network = plan.compile(layers, np.ones((1, 256, 4, 4), np.float32))
+    bytes_in_use = native.memory_in_use() - before
+    assert bytes_in_use < 1.25 * 8 * 256 * 256 * 4 + network.arena_bytes
 
 
 def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
@@ -82,9 +82,11 @@ def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
     native.set_num_threads(1)  # every thread has scratch of its own
     layers = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1, bias=False) for _ in range(2)))
     before = native.memory_in_use()
-    made = plan.compile(layers, np.ones((8, 256, 4, 4), np.float32))
-    held, filters = native.memory_in_use() - before - made.arena_bytes, 2 * 256 * 256 * 9 * 4
-    assert held < {"direct": 1.25, "winograd2": 2.0, "winograd": 4.25}[made.algorithms[0][1]] * filters + (4 << 20)
+    network = plan.compile(layers, np.ones((8, 256, 4, 4), np.float32))
+    bytes_in_use, filters = native.memory_in_use() - before - network.arena_bytes, 2 * 256 * 256 * 9 * 4
+    assert bytes_in_use < {"direct": 1.25, "winograd2": 2.0, "winograd": 4.25}[network.algorithms[0][1]] * filters + (
+        4 << 20
+    )
 
 
 def test_transformed_filters_of_a_plan_are_bounded() -> None:
@@ -93,58 +95,58 @@ def test_transformed_filters_of_a_plan_are_bounded() -> None:
     native.set_num_threads(1)  # every thread has scratch of its own
     layers = nn.Sequential(*(nn.Conv2d(512, 512, 3, padding=1, bias=False) for _ in range(4))).eval()
     x, before = np.random.default_rng(0).standard_normal((1, 512, 16, 16), dtype=np.float32), native.memory_in_use()
-    made = plan.compile(layers, x)
+    network = plan.compile(layers, x)
     weights = 4 * 512 * 512 * 9 * 4
-    assert native.memory_in_use() - before - made.arena_bytes < 1.5 * weights + (16 << 20) + (8 << 20)
-    assert "winograd_late" in {how for _, how in made.algorithms}
+    assert native.memory_in_use() - before - network.arena_bytes < 1.5 * weights + (16 << 20) + (8 << 20)
+    assert "winograd_late" in {how for _, how in network.algorithms}
     want = layers(Tensor(x)).data
-    assert np.abs(made(x) - want).max() <= 1e-5 * np.abs(want).max()
+    assert np.abs(network(x) - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_a_second_size_packs_again_from_the_modules_weights() -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval()
     small, large = (np.random.default_rng(0).standard_normal((1, 64, s, s), dtype=np.float32) for s in (1, 24))
-    made = plan.compile(model, small)
-    first = made.algorithms
+    network = plan.compile(model, small)
+    first = network.algorithms
     with no_grad():
         for x in (large, small):
-            np.testing.assert_allclose(made(x), model(Tensor(x)).data, rtol=1e-3, atol=1e-4)
-    made(large)
-    assert first == [("0", "direct")] and made.algorithms[0][1].startswith("winograd")
+            np.testing.assert_allclose(network(x), model(Tensor(x)).data, rtol=1e-3, atol=1e-4)
+    network(large)
+    assert first == [("0", "direct")] and network.algorithms[0][1].startswith("winograd")
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "winograd", "winograd2"])
 def test_a_plan_uses_the_algorithm_that_was_tuned(algorithm: str) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def tuned(*key: Any) -> ConvTile:
-        asked.append(key)
+        requests.append(key)
         return ConvTile(algorithm)
 
     model, x = nn.Conv2d(32, 48, 3, padding=1).eval(), np.ones((1, 32, 12, 10), np.float32)
     with use_backend(OptimizedBackend(tile_chooser=tuned)):
-        made = plan.compile(model, x)
-    assert [how for _, how in made.algorithms] == [algorithm]
-    assert ("conv2d", (1, 32, 12, 10, 48, 3, 3, 1, 1, 1, 1, 1), "float32", "nchw") in asked
+        network = plan.compile(model, x)
+    assert [how for _, how in network.algorithms] == [algorithm]
+    assert ("conv2d", (1, 32, 12, 10, 48, 3, 3, 1, 1, 1, 1, 1), "float32", "nchw") in requests
 
 
 def test_the_module_runs_before_the_plan_has_weights_of_its_own() -> None:
     """Both at once would be the most memory ever needed: layers pack their weights for as long as they run."""
     assert native is not None
-    held: list[int] = []
+    sizes: list[int] = []
 
     class Watched(nn.Module):
         def __init__(self) -> None:
             self.layers = nn.Sequential(*(nn.Conv2d(256, 256, 1, bias=False) for _ in range(4)))
 
         def forward(self, x: Tensor) -> Tensor:
-            held.append(native.memory_in_use())
+            sizes.append(native.memory_in_use())
             return self.layers(x)
 
     before = native.memory_in_use()
     plan.compile(Watched(), np.ones((1, 256, 4, 4), np.float32))
-    assert len(held) == 2
-    assert max(held) - before < 2 * 256 * 256 * 4
+    assert len(sizes) == 2
+    assert max(sizes) - before < 2 * 256 * 256 * 4
 
 
 def test_results_of_the_module_are_given_back_before_the_plan_is_made() -> None:

@@ -31,9 +31,9 @@ def own_result(module: nn.Module, x: Any) -> Any:
 
 def assert_same(module: nn.Module, x: Any) -> Any:
     plan = compile(module, x)
-    got, want = plan(x), own_result(module, x)
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, atol=2e-5 * max(1e-6, float(np.abs(want).max(initial=0))), rtol=0)
+    output, want = plan(x), own_result(module, x)
+    assert output.shape == want.shape
+    np.testing.assert_allclose(output, want, atol=2e-5 * max(1e-6, float(np.abs(want).max(initial=0))), rtol=0)
     return plan
 
 
@@ -79,10 +79,10 @@ class Separate(nn.Module):
         b, t, _ = x.shape
         q, k, v = (layer(x).reshape(b, t, 4, -1).permute(0, 2, 1, 3) for layer in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, scale=0.7)
-        found = mixed.permute(0, 2, 1, 3).reshape(b, t, 36)
+        tokens_out = mixed.permute(0, 2, 1, 3).reshape(b, t, 36)
         if not self.peeks:
-            return found
-        return found * mixed.permute(0, 2, 1, 3)[:, :, 0, :1] + q.permute(0, 2, 1, 3).reshape(b, t, 12)[:, :, :1]
+            return tokens_out
+        return tokens_out * mixed.permute(0, 2, 1, 3)[:, :, 0, :1] + q.permute(0, 2, 1, 3).reshape(b, t, 12)[:, :, :1]
 
 
 @pytest.mark.parametrize("peeks", [False, True])
@@ -122,8 +122,8 @@ def test_nothing_past_the_given_array_is_read() -> None:
 def test_nan_stays_with_its_token() -> None:
     layer, x = EncoderLayer(16, 2, np.random.default_rng(0)).linear1, tokens(1, 4, 16)
     x[0, 2, 3] = np.nan
-    got = compile(layer, tokens(1, 4, 16))(x)
-    assert np.isnan(got[0, 2]).all() and np.isfinite(got[0, [0, 1, 3]]).all()
+    output = compile(layer, tokens(1, 4, 16))(x)
+    assert np.isnan(output[0, 2]).all() and np.isfinite(output[0, [0, 1, 3]]).all()
 
 
 def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:

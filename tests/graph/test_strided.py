@@ -42,10 +42,10 @@ def assert_one_call(function: Function, *inputs: Any) -> None:
     plan = compile(module, *inputs)
     assert plan.native_calls == 1
     other = [x[..., ::-1].copy() for x in inputs]
-    for given in (inputs, other):
+    for array in (inputs, other):
         with no_grad():
-            expected = module(*map(Tensor, given)).data
-        np.testing.assert_allclose(plan(*given), expected, rtol=2e-5, atol=2e-6 * max(1.0, np.abs(expected).max()))
+            expected = module(*map(Tensor, array)).data
+        np.testing.assert_allclose(plan(*array), expected, rtol=2e-5, atol=2e-6 * max(1.0, np.abs(expected).max()))
 
 
 SHAPES = [(3,), (2, 5), (1, 17), (2, 3, 7), (3, 1, 1), (2, 3, 5, 7), (1, 4, 1, 9), (2, 2, 3, 2, 5)]

@@ -131,8 +131,8 @@ def test_the_command_exits_with_0_1_and_2(tmp_path):
 def test_a_file_that_python_cannot_read_is_one_message(tmp_path):
     path = tmp_path / "caching.py"
     path.write_text("def store(:\n")
-    said = verdict_lines(learn.check("caching", path))
-    assert len(said) == 2 and "line 1" in said[0] and said[1] == "0 of 3 solved"
+    lines = verdict_lines(learn.check("caching", path))
+    assert len(lines) == 2 and "line 1" in lines[0] and lines[1] == "0 of 3 solved"
 
 
 FORGED = {
@@ -160,15 +160,15 @@ def test_an_answer_may_give_views_change_lists_and_ask_back(tmp_path):
 
     path = tmp_path / "a.py"
     path.write_text("def f(x, y, ask):\n    x[0] = ask(3)\n    y.append(1)\n    return x[1:], y\n")
-    seen = []
+    names = []
 
     def check(answer):
         x, y = np.zeros(4), [0]
-        view, told = answer(x, y, lambda n: n + 1)
-        seen.append((x[0], y, np.shares_memory(view, x), told))
+        view, output = answer(x, y, lambda n: n + 1)
+        names.append((x[0], y, np.shares_memory(view, x), output))
 
     assert feedback(Exercise("f", "", check), path) == ""
-    assert seen == [(4.0, [0, 1], True, [0, 1])]
+    assert names == [(4.0, [0, 1], True, [0, 1])]
 
 
 def test_a_missing_import_is_reported_once():

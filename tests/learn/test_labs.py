@@ -28,8 +28,8 @@ def pretend(monkeypatch, machine: dict) -> None:
 
     def measure(question: Question, sizes):
         if question.work is not None:
-            flops, moved = question.work(sizes)
-            return max(flops / machine["flops_per_second"], moved / machine["bytes_per_second"]) / 0.7
+            flops, bytes_moved = question.work(sizes)
+            return max(flops / machine["flops_per_second"], bytes_moved / machine["bytes_per_second"]) / 0.7
         rng = np.random.default_rng([digest, len(question.name), sum(v for v in sizes.values() if isinstance(v, int))])
         factors = np.exp(rng.uniform(0, 3, 4))
         return [float(f) for f in factors] if question.unit == "choice" else float(factors[0])
@@ -68,16 +68,16 @@ def honest(seed: int):
 def _limit(question, sizes, work) -> str:
     if question.work is None:
         return ""
-    flops, moved = question.work(sizes)
+    flops, bytes_moved = question.work(sizes)
     machine = work.record["machine"]
-    return LIMITS[int(moved / machine["bytes_per_second"] > flops / machine["flops_per_second"])]
+    return LIMITS[int(bytes_moved / machine["bytes_per_second"] > flops / machine["flops_per_second"])]
 
 
 def generated(question, sizes, work):
     """Predict without the machine: a typical laptop's roofline, and factors as textbooks give them."""
     if question.work is not None:
-        flops, moved = question.work(sizes)
-        return max(flops / 80e9, moved / 15e9), LIMITS[int(moved / 15e9 > flops / 80e9)]
+        flops, bytes_moved = question.work(sizes)
+        return max(flops / 80e9, bytes_moved / 15e9), LIMITS[int(bytes_moved / 15e9 > flops / 80e9)]
     return (0, "") if question.unit == "choice" else (4.0, "")
 
 
@@ -123,8 +123,8 @@ def test_nothing_is_measured_before_it_is_predicted(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "lab.json").read_text())["entries"][0]["value"] == 1e-3
     with pytest.raises(ConfigurationError, match="does not change"):
         work.predict("product_time", 2e-3, "compute")
-    for value, limit, said in ((0, "memory", "positive"), (1.0, "", "needs its limit")):
-        with pytest.raises(ConfigurationError, match=said):
+    for value, limit, message in ((0, "memory", "positive"), (1.0, "", "needs its limit")):
+        with pytest.raises(ConfigurationError, match=message):
             work.predict("copy_time", value, limit)
 
 

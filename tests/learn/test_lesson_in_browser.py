@@ -66,14 +66,14 @@ def test_lesson_1_opens_and_runs_in_a_browser(served: str, tmp_path: Path) -> No
         browser.go(served)
         browser.until("typeof jupyterapp !== 'undefined' && !!jupyterapp.shell && !!jupyterapp.shell.currentWidget", 60)
         browser.until("!!(jupyterapp.shell.currentWidget.sessionContext || {}).session")
-        opened = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         assert browser.js(_RUN_ALL)
         saved = "jupyterapp.commands.execute('docmanager:save').then(() => true)"
         assert browser.js(saved)
-        print(f"\nlesson 1 opened in {opened:.1f} s, ran in {time.perf_counter() - started:.1f} s in all")
+        print(f"\nlesson 1 opened in {seconds:.1f} s, ran in {time.perf_counter() - started:.1f} s in all")
         browser.picture(Path(os.environ.get("TILEWISE_PICTURES", str(tmp_path))) / "lesson-1.png")
-    found = json.loads((tmp_path / "profiling.ipynb").read_text())
-    ran = [cell for cell in found["cells"] if cell["cell_type"] == "code"]
+    document = json.loads((tmp_path / "profiling.ipynb").read_text())
+    ran = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
     outputs = [output for cell in ran for output in cell["outputs"]]
     assert len(ran) == len(cells) and all(cell["execution_count"] for cell in ran)
     assert not [output for output in outputs if output["output_type"] == "error"]

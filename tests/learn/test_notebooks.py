@@ -57,11 +57,11 @@ def test_a_notebook_runs_from_top_to_bottom_and_draws(lesson, home):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; `make test-notebooks` installs it")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
-    found = nbformat.read(notebooks.FOLDER / f"{lesson}.ipynb", as_version=4)
-    nbclient.NotebookClient(found, timeout=600, resources={"metadata": {"path": str(home)}}).execute()
-    outputs = [output for cell in found.cells if cell.cell_type == "code" for output in cell.outputs]
+    document = nbformat.read(notebooks.FOLDER / f"{lesson}.ipynb", as_version=4)
+    nbclient.NotebookClient(document, timeout=600, resources={"metadata": {"path": str(home)}}).execute()
+    outputs = [output for cell in document.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert "0 of 3 solved" in json.dumps(found)
+    assert "0 of 3 solved" in json.dumps(document)
 
 
 def test_the_check_in_a_notebook_says_what_is_wrong_and_keeps_what_is_solved(home, capsys):
@@ -69,8 +69,8 @@ def test_the_check_in_a_notebook_says_what_is_wrong_and_keeps_what_is_solved(hom
         (SOLUTIONS / "pruning.py").read_text().replace("def two_of_four", "def three_of_four")
     )
     learn.report("pruning")
-    said = capsys.readouterr().out
-    assert "2 of 3 solved" in said and "no function two_of_four" in said
+    output = capsys.readouterr().out
+    assert "2 of 3 solved" in output and "no function two_of_four" in output
     assert set(learn.progress()["pruning"]) == {"magnitude_mask", "remove_units"}
     (home / "pruning.py").write_text("x = 1\n")
     learn.report("pruning")
@@ -80,8 +80,8 @@ def test_the_check_in_a_notebook_says_what_is_wrong_and_keeps_what_is_solved(hom
 def test_progress_is_shown_and_survives_a_damaged_file(home):
     (home / "caching.py").write_text((SOLUTIONS / "caching.py").read_text())
     assert CliRunner().invoke(app, ["caching"]).exit_code == 0
-    shown = CliRunner().invoke(app, ["--progress"]).output
-    assert "caching        3/3  ✓ attend" in shown and "pruning        0/3  · magnitude_mask" in shown
+    output = CliRunner().invoke(app, ["--progress"]).output
+    assert "caching        3/3  ✓ attend" in output and "pruning        0/3  · magnitude_mask" in output
     assert json.loads(CliRunner().invoke(app, ["--progress", "--json"]).output)["caching"]["store"]
     (home / "cache" / "learn" / "progress.json").write_text("[1, 2")
     assert learn.progress() == {lesson: {} for lesson in learn.LESSONS}

@@ -75,8 +75,8 @@ def learnable_batch(name: str, step: int):
     rng = np.random.default_rng(step)
     if name == "mlp":
         digits = data.digits().flat()
-        chosen = rng.integers(0, len(digits.x_train), 32)
-        return digits.x_train[chosen], digits.y_train[chosen]
+        rows = rng.integers(0, len(digits.x_train), 32)
+        return digits.x_train[rows], digits.y_train[rows]
     if name == "gpt":
         return data.TextLoader(data.text().train % VOCAB, 4, 32, seed=step).next()
     y = rng.integers(0, 10, 8)
@@ -175,10 +175,10 @@ def test_the_cnn_takes_mnist_sizes():
 )
 def test_a_file_that_claims_a_larger_model_than_it_holds_costs_nothing(tmp_path, state):
     save({name: np.zeros(shape, np.float32) for name, shape in state.items()}, tmp_path / "x")
-    for read in (load_saved, load_gpt):
+    for load in (load_saved, load_gpt):
         tracemalloc.start()
         with pytest.raises(FileFormatError):
-            read(tmp_path / "x")
+            load(tmp_path / "x")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 100_000_000

@@ -98,8 +98,8 @@ def fence_in(native: ModuleType, at_end: bool) -> None:
         if isinstance(value, type):
             for method, function in list(vars(value).items()):
                 if callable(function) and (method == "__init__" or not method.startswith("_")):
-                    kept = deque(maxlen=2000) if method == "__init__" else None  # a process may map 65,530 pieces
-                    setattr(value, method, fencing(function, at_end, kept))
+                    mappings = deque(maxlen=2000) if method == "__init__" else None  # a process may map 65,530 pieces
+                    setattr(value, method, fencing(function, at_end, mappings))
         elif callable(value) and not name.startswith("_"):
             setattr(native, name, fencing(value, at_end))
 

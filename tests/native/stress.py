@@ -54,12 +54,12 @@ def evaluated(model: Any, x: np.ndarray) -> Job:
 
 
 def products(rng: np.random.Generator) -> dict[str, Job]:
-    found: dict[str, Job] = {}
+    jobs_by_name: dict[str, Job] = {}
     for m, n, k in SHAPES:
         a, b, bt = rand(rng, m, k), rand(rng, k, n), rand(rng, n, k).T
-        found[f"product {m}x{n}x{k}"] = lambda a=a, b=b: matmul_native(a, b)
-        found[f"product {m}x{n}x{k}, transposed"] = lambda a=a, b=bt: matmul_native(a, b)
-    return found
+        jobs_by_name[f"product {m}x{n}x{k}"] = lambda a=a, b=b: matmul_native(a, b)
+        jobs_by_name[f"product {m}x{n}x{k}, transposed"] = lambda a=a, b=bt: matmul_native(a, b)
+    return jobs_by_name
 
 
 def training_step(seed: int) -> Job:
@@ -104,10 +104,10 @@ def on_disk(rng: np.random.Generator, folder: Path) -> dict[str, Job]:
 
     def remembered() -> np.ndarray:
         at = threading.get_ident() % 8
-        kept = ChoiceFile(folder, "here")
-        kept.put(Decision(problems[at], tiles[at], "measured", 10.0, None, 3, True))
-        found = kept.get(problems[at])
-        assert found is not None and found.config == tiles[at]
+        choices = ChoiceFile(folder, "here")
+        choices.put(Decision(problems[at], tiles[at], "measured", 10.0, None, 3, True))
+        choice = choices.get(problems[at])
+        assert choice is not None and choice.config == tiles[at]
         return np.zeros(1)
 
     scorer = load_scorer(shipped_file("cpu"))
@@ -126,13 +126,13 @@ class Stress:
         self._lock, self.until = threading.Lock(), 0.0
 
     def _alone(self, name: str) -> list[Any]:
-        found = []
+        results = []
         for threads in KERNEL_THREADS:
             tw.set_num_threads(threads)
-            found.append(self.jobs[name]())
-        alike = all(np.array_equal(found[0], other) for other in found)
+            results.append(self.jobs[name]())
+        alike = all(np.array_equal(results[0], other) for other in results)
         assert alike or name == "training step", f"{name}: the number of threads changes its result"
-        return found
+        return results
 
     def work(self, number: int) -> None:
         rng, names = np.random.default_rng([self.seed, number]), sorted(self.jobs)
@@ -141,9 +141,9 @@ class Stress:
             if rng.random() < 0.02:
                 tw.set_num_threads(int(rng.choice(KERNEL_THREADS)))
             try:
-                found = self.jobs[name]()
-                known = any(np.array_equal(found, one) for one in self.expected[name])
-                trouble = "" if known else "another result"
+                result = self.jobs[name]()
+                is_expected = any(np.array_equal(result, one) for one in self.expected[name])
+                trouble = "" if is_expected else "another result"
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
             with self._lock:

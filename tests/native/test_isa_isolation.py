@@ -25,8 +25,8 @@ def kernel_objects(isa: str) -> list[Path]:
 
 def shared_symbols(listing: str, isa: str) -> list[str]:
     """Symbols in `nm -C` output that another set's object could stand in for."""
-    found = [match for line in listing.splitlines() if (match := SHARED_LINKAGE.match(line))]
-    return [m[2] for m in found if f"tw::{isa}::" not in m[2] and not _is_harmless(m[0])]
+    matches = [match for line in listing.splitlines() if (match := SHARED_LINKAGE.match(line))]
+    return [m[2] for m in matches if f"tw::{isa}::" not in m[2] and not _is_harmless(m[0])]
 
 
 def _is_harmless(line: str) -> bool:

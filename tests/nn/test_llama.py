@@ -31,10 +31,10 @@ def torch_rotate(x: torch.Tensor, frequencies: np.ndarray, interleaved_rope: boo
     pairs = len(frequencies)
     halves = x.unflatten(-1, (pairs, 2)) if interleaved_rope else x.unflatten(-1, (2, pairs)).transpose(-1, -2)
     angles = torch.outer(torch.arange(x.shape[-2]).double(), torch.from_numpy(frequencies).double())
-    turned = torch.view_as_real(
+    rotated = torch.view_as_real(
         torch.view_as_complex(halves.double().contiguous()) * torch.polar(torch.ones(()).double(), angles)
     )
-    return (turned if interleaved_rope else turned.transpose(-1, -2)).flatten(-2).to(x.dtype)
+    return (rotated if interleaved_rope else rotated.transpose(-1, -2)).flatten(-2).to(x.dtype)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -159,9 +159,9 @@ def test_logits_and_all_gradients_are_pytorchs(options: dict[str, Any]) -> None:
 def test_rotary_positions_leave_the_rest_of_a_head_alone() -> None:
     x = np.random.default_rng(1).standard_normal((1, 2, 5, 10)).astype(np.float32)
     for interleaved_rope in (True, False):
-        turned = rotate(Tensor(x), np.arange(5), rotary_frequencies(3), interleaved_rope).data
-        np.testing.assert_array_equal(turned[..., 6:], x[..., 6:])
-        np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
+        ours = rotate(Tensor(x), np.arange(5), rotary_frequencies(3), interleaved_rope).data
+        np.testing.assert_array_equal(ours[..., 6:], x[..., 6:])
+        np.testing.assert_allclose(np.linalg.norm(ours, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [*CASES[::2], *(OPTIONS[name] for name in OPTIONS if name != "phi3")])
@@ -185,11 +185,11 @@ def test_the_decoder_gives_the_logits_of_the_layers(isa: str, options: dict[str,
     before = native.isa()
     native.set_isa(isa)
     try:
-        found = make_engine(model).run(rows, new_cache(model, 1), np.arange(9))
+        logits = make_engine(model).run(rows, new_cache(model, 1), np.arange(9))
     finally:
         native.set_isa(before)
     expected = ModelEngine(model).run(rows, new_cache(model, 1), np.arange(9))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

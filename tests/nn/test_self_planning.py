@@ -201,13 +201,13 @@ def test_copies_and_lifetime(model, images):
     assert_close(other(images), by_layers(model, images))
     gc.disable()
     try:
-        gone = weakref.ref(model[0])
+        layer_ref = weakref.ref(model[0])
         reference = weakref.ref(other[0])
         del other
         assert reference() is None
     finally:
         gc.enable()
-    assert gone() is not None
+    assert layer_ref() is not None
 
 
 def test_several_threads_may_call_one_module(model, images):

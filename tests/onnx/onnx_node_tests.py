@@ -30,23 +30,23 @@ def outcome(case: Any, folder: Path) -> str:
     """ "ok", what was refused in a sentence, or how far off the results are."""
     path = folder / "model.onnx"
     path.write_bytes(case.model.SerializeToString())
-    given, expected = case.data_sets[0]
+    inputs, expected = case.data_sets[0]
     try:
-        found = tilewise.onnx.load(path)(*given)
+        output = tilewise.onnx.load(path)(*inputs)
     except TilewiseError as error:
         return f"refused: {error}"
-    results = list(found.values()) if isinstance(found, dict) else [found]
+    results = list(output.values()) if isinstance(output, dict) else [output]
     return compare([r.data for r in results], [np.asarray(e) for e in expected])
 
 
 def compare(results: list[Any], expected: list[Any]) -> str:
-    for got, want in zip(results, expected, strict=True):
-        if got.shape != want.shape:
-            return f"shape {got.shape}, not {want.shape}"
+    for output, want in zip(results, expected, strict=True):
+        if output.shape != want.shape:
+            return f"shape {output.shape}, not {want.shape}"
         wide = want.astype(np.float32) if want.dtype.itemsize == 2 and want.dtype.kind not in "iu" else want
-        if got.dtype != wide.dtype:
-            return f"{got.dtype}, not {want.dtype}"
+        if output.dtype != wide.dtype:
+            return f"{output.dtype}, not {want.dtype}"
         loose = 1e-2 if wide is not want else 1e-3
-        if not np.allclose(got, wide, rtol=loose, atol=loose if wide is not want else 1e-6, equal_nan=True):
-            return f"off by {np.abs(got.astype(np.float64) - wide).max():.3g}"
+        if not np.allclose(output, wide, rtol=loose, atol=loose if wide is not want else 1e-6, equal_nan=True):
+            return f"off by {np.abs(output.astype(np.float64) - wide).max():.3g}"
     return "ok"

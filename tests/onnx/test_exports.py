@@ -34,11 +34,11 @@ def exported(name: str, path: Path, dynamo: bool = False) -> Path:
     torch.manual_seed(0)
     model = filled((IMAGES | TOKENS)[name]())
     example = inputs_for(name, 2)
-    given = tuple(torch.from_numpy(x) for x in example.values())
+    tensors = tuple(torch.from_numpy(x) for x in example.values())
     free = {} if dynamo else {"dynamic_axes": {key: {0: "N"} for key in example}}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, given, str(path), input_names=list(example), dynamo=dynamo, verbose=False, **free)
+        torch.onnx.export(model, tensors, str(path), input_names=list(example), dynamo=dynamo, verbose=False, **free)
     return path
 
 

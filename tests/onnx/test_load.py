@@ -77,12 +77,12 @@ def test_nodes_that_nn_has_are_layers_of_nn(place: Path) -> None:
 
 def test_a_network_loaded_trains(place: Path) -> None:
     network = tilewise.onnx.load(small_cnn(place)).train()
-    x, wanted = normal(16, 3, 8, 8), RNG.integers(0, 5, 16)
+    x, targets = normal(16, 3, 8, 8), RNG.integers(0, 5, 16)
     optimizer = optim.SGD(network.parameters(), lr=0.1)
     losses = []
     for _ in range(40):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(network(x), wanted)
+        loss = nn.functional.cross_entropy(network(x), targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -114,9 +114,9 @@ def test_inputs_come_in_order_or_by_name_and_several_outputs_are_a_dict(place: P
     place.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
     network = tilewise.onnx.load(place)
     a, b = normal(3), normal(3)
-    for found in (network(a, b), network(b=b, a=a)):
-        np.testing.assert_array_equal(found["d"].data, a - b)
-        np.testing.assert_array_equal(found["s"].data, a + b)
+    for output in (network(a, b), network(b=b, a=a)):
+        np.testing.assert_array_equal(output["d"].data, a - b)
+        np.testing.assert_array_equal(output["s"].data, a + b)
     with pytest.raises(ShapeError, match="takes the inputs a, b"):
         network(a)
 

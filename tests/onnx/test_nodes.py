@@ -16,10 +16,10 @@ OWN_WAY = {"test_resize_downsample_scales_cubic_align_corners", "test_resize_dow
 def test_the_onnx_packages_own_tests_of_supported_operations_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = {case.name: outcome(case, tmp_path) for case in cases()}
-    passed = [name for name, what in said.items() if what == "ok"]
-    wrong = {name: what for name, what in said.items() if what != "ok" and not what.startswith("refused")}
+    outcomes = {case.name: outcome(case, tmp_path) for case in cases()}
+    passed = [name for name, what in outcomes.items() if what == "ok"]
+    wrong = {name: what for name, what in outcomes.items() if what != "ok" and not what.startswith("refused")}
     with capsys.disabled():
-        print(f"\n{len(passed)} of {len(said)} node tests of the onnx package pass", flush=True)
+        print(f"\n{len(passed)} of {len(outcomes)} node tests of the onnx package pass", flush=True)
     assert wrong.keys() <= OWN_WAY, wrong
     assert len(passed) >= PASSING

@@ -173,10 +173,10 @@ LOOPS = [RowByRow, ElementByElement, ChannelByChannel, StepByStep, Nested, Recur
 @pytest.mark.parametrize("layer", LOOPS)
 def test_a_python_loop_is_named(ceilings, layer):
     model = nn.Sequential(nn.Linear(32, 32), layer(), nn.ReLU())
-    found = bottleneck(ceilings, model, RNG.random((200, 32), dtype=np.float32))
-    assert found.kind == PYTHON
-    assert found.where.startswith("1")
-    assert "layer 1" in found.sentence
+    finding = bottleneck(ceilings, model, RNG.random((200, 32), dtype=np.float32))
+    assert finding.kind == PYTHON
+    assert finding.where.startswith("1")
+    assert "layer 1" in finding.sentence
 
 
 def test_an_interruption_between_calls_is_blamed_on_nobody(ceilings, cpu_clock):
@@ -228,18 +228,18 @@ class Function(nn.Module):
 @pytest.mark.parametrize("shape", [(2_000_000,), (1000, 1500), (8, 64, 48, 48)], ids=str)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_memory_bound_chain_is_named(ceilings, name, shape):
-    found = bottleneck(ceilings, nn.Sequential(Function(CHAINS[name])), np.full(shape, 0.7, np.float32))
-    assert found.kind == MEMORY and found.where == "0"
-    assert "fuse" in found.sentence
+    finding = bottleneck(ceilings, nn.Sequential(Function(CHAINS[name])), np.full(shape, 0.7, np.float32))
+    assert finding.kind == MEMORY and finding.where == "0"
+    assert "fuse" in finding.sentence
 
 
 @pytest.mark.skipif(native is None, reason="allocations are counted by the extension")
 @pytest.mark.parametrize("layer", [Hoarder, UntouchedHoarder, Copier, Concatenator, CatInALoop, Converter])
 def test_an_over_allocating_layer_is_named(ceilings, layer):
     model = nn.Sequential(nn.Linear(32, 32), layer(), nn.Linear(32, 4))
-    found = bottleneck(ceilings, model, RNG.random((100, 32), dtype=np.float32))
-    assert found.kind == ALLOCATION
-    assert found.where == "1"
+    finding = bottleneck(ceilings, model, RNG.random((100, 32), dtype=np.float32))
+    assert finding.kind == ALLOCATION
+    assert finding.where == "1"
 
 
 def test_a_convolution_on_a_slow_backend_is_named(ceilings):
@@ -247,9 +247,9 @@ def test_a_convolution_on_a_slow_backend_is_named(ceilings):
     backend.register("conv2d", "loops", slow_conv2d)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
     with use_backend(backend):
-        found = bottleneck(ceilings, model, RNG.random((2, 3, 16, 16), dtype=np.float32))
-    assert found.kind == BACKEND
-    assert "'loops'" in found.sentence and "conv2d" in found.sentence and "switch to" in found.sentence
+        finding = bottleneck(ceilings, model, RNG.random((2, 3, 16, 16), dtype=np.float32))
+    assert finding.kind == BACKEND
+    assert "'loops'" in finding.sentence and "conv2d" in finding.sentence and "switch to" in finding.sentence
 
 
 @pytest.mark.skipif(native is None, reason="without the extension no other backend is faster")
@@ -258,9 +258,9 @@ def test_a_convolution_on_a_slow_backend_is_named(ceilings):
 def test_a_slow_backend_of_ours_is_named_for_convolution(ceilings, backend, ins, outs, size):
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(ins, outs, 3, padding=1))
     with use_backend(backend):
-        found = bottleneck(ceilings, model, RNG.random((2, ins, size, size), dtype=np.float32))
-    assert found.kind == BACKEND and found.where == "1"
-    assert "conv2d" in found.sentence and "'native'" in found.sentence
+        finding = bottleneck(ceilings, model, RNG.random((2, ins, size, size), dtype=np.float32))
+    assert finding.kind == BACKEND and finding.where == "1"
+    assert "conv2d" in finding.sentence and "'native'" in finding.sentence
 
 
 @pytest.mark.skipif(native is None, reason="without the extension no other backend is faster")
@@ -268,15 +268,15 @@ def test_a_slow_backend_of_ours_is_named_for_convolution(ceilings, backend, ins,
 def test_a_slow_backend_of_ours_is_named_for_products(ceilings, backend):
     model = nn.Sequential(nn.ReLU(), nn.Linear(96, 96))
     with use_backend(backend):
-        found = bottleneck(ceilings, model, RNG.random((96, 96), dtype=np.float32))
-    assert found.kind == BACKEND and f"{backend!r}" in found.sentence and "matmul" in found.sentence
+        finding = bottleneck(ceilings, model, RNG.random((96, 96), dtype=np.float32))
+    assert finding.kind == BACKEND and f"{backend!r}" in finding.sentence and "matmul" in finding.sentence
 
 
 def test_large_products_are_compute(ceilings):
     model = nn.Sequential(nn.Linear(768, 768), nn.Linear(768, 768))
-    found = bottleneck(ceilings, model, RNG.random((768, 768), dtype=np.float32))
-    assert found.kind == COMPUTE
-    assert "matmul" in found.sentence
+    finding = bottleneck(ceilings, model, RNG.random((768, 768), dtype=np.float32))
+    assert finding.kind == COMPUTE
+    assert "matmul" in finding.sentence
 
 
 def test_shares_are_parts_of_the_whole(ceilings):

@@ -73,8 +73,8 @@ SIZES = {
 def test_a_saved_model_of_any_size_is_recognised_by_its_tensors(name, sizes, tmp_path):
     model = getattr(models, name)(**sizes, seed=3)
     save(model, tmp_path / "m.safetensors")
-    found, loaded = load_saved(tmp_path / "m.safetensors")
-    assert found == name
+    model_name, loaded = load_saved(tmp_path / "m.safetensors")
+    assert model_name == name
     ours, theirs = dict(model.named_tensors()), dict(loaded.named_tensors())
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[key].data, theirs[key].data) for key in ours)

@@ -29,11 +29,11 @@ class NoisyClock:
 
 
 def differences_called(monkeypatch, factor: float, trials: int = 40) -> int:
-    called = 0
+    calls = 0
     for seed in range(trials):
         NoisyClock(monkeypatch, seed)
-        called += Timer(seed=seed).compare({"a": lambda: 1.0, "b": lambda: factor}).different
-    return called
+        calls += Timer(seed=seed).compare({"a": lambda: 1.0, "b": lambda: factor}).different
+    return calls
 
 
 def test_identical_functions_are_no_difference(monkeypatch):

@@ -88,14 +88,14 @@ def test_nothing_is_recorded_outside_and_no_array_is_kept_alive(ceilings):
     before = Tensor(X)
     model(before)
     arrays = [np.ones((4, 64), np.float32)]
-    gone = weakref.ref(arrays[0])
+    array_ref = weakref.ref(arrays[0])
     profiler = profiled(ceilings, lambda: model(Tensor(arrays[0])))
     count = len(profiler.events)
     model(before)
     arrays.clear()
     gc.collect()
     assert len(profiler.events) == count > 0
-    assert gone() is None
+    assert array_ref() is None
     assert _events.recorders == []
 
 
@@ -151,9 +151,9 @@ def test_the_tile_is_the_one_that_was_used(ceilings):
         with use_backend(OptimizedBackend(tile_chooser=lambda *_: tile)):
             _ = a @ b.T
 
-    default, chosen = (u.tile for u in profiled(ceilings, products).get_results().units if u.name == "matmul")
+    default, tile_used = (u.tile for u in profiled(ceilings, products).get_results().units if u.name == "matmul")
     assert default == str(default_matmul_tile(a.data, b.data.T))
-    assert chosen == str(tile)
+    assert tile_used == str(tile)
 
 
 @pytest.mark.skipif(native is None, reason="tiles and pooled results belong to the compiled kernels")
@@ -178,10 +178,10 @@ def test_results_come_from_the_same_place_with_and_without_a_profile_and_are_cou
     layer, x = nn.Linear(512, 1024), Tensor(np.ones((256, 512), np.float32))
 
     def addresses():
-        found = set()
+        paths = set()
         for _ in range(6):
-            found.add(layer(x).data.ctypes.data)
-        return found
+            paths.add(layer(x).data.ctypes.data)
+        return paths
 
     with no_grad():
         plain = addresses()
@@ -208,14 +208,14 @@ def test_an_outer_context_also_sees_the_inner_ones_work(ceilings):
 def test_threads_that_profile_see_only_their_own_work(ceilings):
     x = Tensor(X)
     barrier = threading.Barrier(2, timeout=PATIENCE)
-    seen = {}
+    times = {}
 
     def work(name, operation):
         with ProfilerContext(machine=ceilings) as profiler:
             for _ in range(20):
                 barrier.wait()
                 operation()
-        seen[name] = names(profiler)
+        times[name] = names(profiler)
 
     threads = [
         threading.Thread(target=work, args=("add", lambda: x + x)),
@@ -223,7 +223,7 @@ def test_threads_that_profile_see_only_their_own_work(ceilings):
     ]
     [t.start() for t in threads]
     [t.join(PATIENCE) for t in threads]
-    assert seen == {"add": ["Add"] * 20, "mul": ["Mul"] * 20}
+    assert times == {"add": ["Add"] * 20, "mul": ["Mul"] * 20}
     assert _events.recorders == []
 
 

@@ -14,7 +14,7 @@ def test_each_runs_in_every_round_and_warm_up_does_not_count() -> None:
 
 
 def test_each_may_have_a_number_of_calls_of_its_own() -> None:
-    called: list[str] = []
-    times = time_interleaved([lambda: called.append("a"), lambda: called.append("b")], 2, calls=[1, 3], warmup=0)
-    assert called == ["a", "b", "b", "b"] * 2
+    names: list[str] = []
+    times = time_interleaved([lambda: names.append("a"), lambda: names.append("b")], 2, calls=[1, 3], warmup=0)
+    assert names == ["a", "b", "b", "b"] * 2
     assert [len(own) for own in times] == [2, 2]

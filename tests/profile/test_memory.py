@@ -47,8 +47,8 @@ def test_the_result_is_not_what_was_kept(either_way):
 
 
 def test_what_is_stored_elsewhere_was_kept(either_way):
-    kept = []
-    profile = peak_only(lambda: kept.append(np.ones(MEGABYTE, np.uint8)))
+    objects = []
+    profile = peak_only(lambda: objects.append(np.ones(MEGABYTE, np.uint8)))
     assert profile.net_bytes == pytest.approx(MEGABYTE, abs=5_000)
 
 

@@ -75,11 +75,11 @@ def test_what_a_busy_machine_gave_is_doubted(change, said):
 @pytest.fixture
 def probes(tmp_path, monkeypatch):
     """Probes that give what the test puts here, on a calm machine with a cache folder of its own."""
-    given: list[MachineFigures] = []
+    figures_list: list[MachineFigures] = []
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "measure_machine", lambda: given.pop(0))
+    monkeypatch.setattr(module, "measure_machine", lambda: figures_list.pop(0))
     monkeypatch.setattr(module, "read_machine", lambda: CALM)
-    return given
+    return figures_list
 
 
 WRONG = machine_of({1: 100e9, 2: 60e9})
@@ -105,8 +105,8 @@ def test_doubtful_figures_do_not_replace_what_was_kept(probes):
 def test_kept_figures_that_contradict_each_other_are_measured_again(probes):
     probes += [SOUND, SOUND]
     module.machine()
-    kept = json.loads(module.cache_file().read_text())
-    module.cache_file().write_text(json.dumps({**kept, "machine": WRONG.as_dict()}))
+    document = json.loads(module.cache_file().read_text())
+    module.cache_file().write_text(json.dumps({**document, "machine": WRONG.as_dict()}))
     assert module.cached_machine() is None
     assert module.machine() == SOUND
 

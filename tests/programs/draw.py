@@ -49,17 +49,17 @@ class Sketch:
 
     def add(self, kind: str, *inputs: int, **settings: Any) -> int:
         """Append an operation; returns the number of its value. Settings that are None are left out."""
-        given = {name: value for name, value in settings.items() if value is not None}
+        options = {name: value for name, value in settings.items() if value is not None}
         tensors = [self.values[i] for i in inputs]
         try:
-            layer = KINDS[kind].layer(given, *(t.shape for t in tensors)).eval()
+            layer = KINDS[kind].layer(options, *(t.shape for t in tensors)).eval()
             with no_grad(), use_backend("numpy"):
                 result = layer(*tensors)
         except (TilewiseError, ValueError, IndexError) as error:
             raise DoesNotFit(str(error)) from None
         if not 0 < result.size <= _LARGEST_VALUE or not np.isfinite(result.data).all():
             raise DoesNotFit(f"{kind} gives {result.shape}")
-        self.ops.append(Op(kind, inputs, given))
+        self.ops.append(Op(kind, inputs, options))
         self.values.append(result)
         return self.last
 

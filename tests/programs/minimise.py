@@ -64,14 +64,14 @@ def candidates(program: Program) -> Iterator[Program]:
 
 def _without(program: Program, index: int, source: int) -> Program:
     """The program without an operation, whose readers read `source` instead."""
-    gone = index + 1
+    end = index + 1
 
     def moved(value: int) -> int:
-        value = source if value == gone else value
-        return value - 1 if value > gone else value
+        value = source if value == end else value
+        return value - 1 if value > end else value
 
-    kept = [op for i, op in enumerate(program.ops) if i != index]
-    return replace(program, ops=tuple(replace(op, inputs=tuple(map(moved, op.inputs))) for op in kept))
+    other_ops = [op for i, op in enumerate(program.ops) if i != index]
+    return replace(program, ops=tuple(replace(op, inputs=tuple(map(moved, op.inputs))) for op in other_ops))
 
 
 def _without_unread(program: Program) -> Program:

@@ -62,14 +62,14 @@ def chains(ops: tuple[Op, ...]) -> list[list[int]]:
     for op in ops:
         for value in op.inputs:
             readers[value] += 1
-    found: list[list[int]] = []
+    patterns: list[list[int]] = []
     for index, op in enumerate(ops):
-        follows = op.inputs == (index,) and readers[index] == 1 and found and len(ops[found[-1][0]].inputs) == 1
+        follows = op.inputs == (index,) and readers[index] == 1 and patterns and len(ops[patterns[-1][0]].inputs) == 1
         if follows:
-            found[-1].append(index)
+            patterns[-1].append(index)
         else:
-            found.append([index])
-    return found
+            patterns.append([index])
+    return patterns
 
 
 def run_eagerly(module: nn.Module, x: Array, backend: str | None = None) -> Array:

@@ -22,9 +22,9 @@ REGRESSIONS = [
 @pytest.mark.parametrize("part", range(PARTS))
 def test_drawn_programs_agree(part: int) -> None:
     failures = check_drawn(SEED, range(part, COUNT, PARTS))
-    listed = "\n".join(map(str, failures))
+    lines = "\n".join(map(str, failures))
     assert not failures, (
-        f"TILEWISE_PROGRAM_SEED={SEED}; put these lines into tests/programs/regressions and fix their faults:\n{listed}"
+        f"TILEWISE_PROGRAM_SEED={SEED}; put these lines into tests/programs/regressions and fix their faults:\n{lines}"
     )
 
 

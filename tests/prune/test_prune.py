@@ -40,8 +40,8 @@ def test_exactly_the_smallest_share_is_dropped(sparsity: float, shape: tuple[int
     w = weights(*shape)
     pruned = MagnitudePruner().prune(w, sparsity)
     assert np.count_nonzero(pruned == 0) == round(sparsity * w.size)
-    kept, dropped = np.abs(w[pruned != 0]), np.abs(w[pruned == 0])
-    assert kept.size == 0 or dropped.size == 0 or kept.min() >= dropped.max()
+    survivors, dropped = np.abs(w[pruned != 0]), np.abs(w[pruned == 0])
+    assert survivors.size == 0 or dropped.size == 0 or survivors.min() >= dropped.max()
     np.testing.assert_array_equal(pruned[pruned != 0], w[pruned != 0])
 
 
@@ -126,14 +126,14 @@ def test_masks_hold_through_training() -> None:
 
 
 def test_gradual_pruning_rises_to_the_sparsity_asked_for() -> None:
-    seen = []
+    losses = []
 
     def loss(model: nn.Module) -> Tensor:
-        seen.append(model.pruning.sparsity)
+        losses.append(model.pruning.sparsity)
         return F.cross_entropy(model(Tensor(weights(8, 64))), np.zeros(8, np.int64))
 
     pruned = prune_gradually(models.mlp(), 0.9, loss, steps=10, scope="layer")
-    assert len(set(seen)) >= 4 and seen == sorted(seen) and abs(seen[-1] - 0.9) < 1e-3
+    assert len(set(losses)) >= 4 and losses == sorted(losses) and abs(losses[-1] - 0.9) < 1e-3
     assert abs(pruned.pruning.sparsity - 0.9) < 1e-3
 
 
@@ -156,20 +156,20 @@ def test_the_scan_names_the_layer_that_must_not_be_pruned() -> None:
 
 
 def masked_filters(conv: nn.Conv2d, kept: np.ndarray) -> None:
-    gone = np.setdiff1d(np.arange(conv.out_channels), kept)
-    conv.weight.data[gone] = 0
+    pruned_filters = np.setdiff1d(np.arange(conv.out_channels), kept)
+    conv.weight.data[pruned_filters] = 0
     if conv.bias is not None:
-        conv.bias.data[gone] = 0
+        conv.bias.data[pruned_filters] = 0
 
 
 def test_removed_filters_are_those_of_smallest_norm() -> None:
     conv = nn.Conv2d(3, 8, 3, padding=1, rng=0)
-    small, kept = prune_conv_filters(conv, 0.5)
+    small, survivors = prune_conv_filters(conv, 0.5)
     norms = np.linalg.norm(conv.weight.data.reshape(8, -1), axis=1)
-    assert set(kept) == set(np.argsort(-norms)[:4]) and list(kept) == sorted(kept)
+    assert set(survivors) == set(np.argsort(-norms)[:4]) and list(survivors) == sorted(survivors)
     x = Tensor(weights(2, 3, 6, 6))
     with no_grad():
-        np.testing.assert_allclose(small(x).data, conv(x).data[:, kept], atol=1e-6)
+        np.testing.assert_allclose(small(x).data, conv(x).data[:, survivors], atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [models.vgg6, models.cnn], ids=["vgg6", "cnn"])
@@ -185,12 +185,12 @@ def test_a_shrunken_network_computes_what_the_masked_one_does(make) -> None:
     layers = list(masked.children())
     convs = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     for i in convs:
-        _, kept = prune_conv_filters(layers[i], 0.5)
-        masked_filters(layers[i], kept)
+        _, survivors = prune_conv_filters(layers[i], 0.5)
+        masked_filters(layers[i], survivors)
         if isinstance(layers[i + 1], nn.BatchNorm2d):
-            gone = np.setdiff1d(np.arange(layers[i].out_channels), kept)
+            pruned_filters = np.setdiff1d(np.arange(layers[i].out_channels), survivors)
             for part in (layers[i + 1].weight, layers[i + 1].bias, layers[i + 1].running_mean):
-                part.data[gone] = 0
+                part.data[pruned_filters] = 0
     x = Tensor(weights(3, *((3, 32, 32) if make is models.vgg6 else (1, 8, 8))))
     with no_grad():
         expected = masked(x).data
@@ -228,8 +228,8 @@ def test_a_sparse_layer_computes_what_the_dense_one_does(always: bool, activatio
         with no_grad():
             for skip in (None, residual):
                 expected = linear(x, activation=activation, residual=skip).data
-                got = sparse(x, activation=activation, residual=skip).data
-                assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
+                output = sparse(x, activation=activation, residual=skip).data
+                assert np.abs(output - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
     if not always:
         assert all(why.startswith(("sparse", "dense")) for why in sparse.explain().values()) and sparse.explain()
 

@@ -61,9 +61,9 @@ def every_shape(sizes, batch, kernel, stride, padding, sparsity, relu, threads, 
     with no_grad():
         expected = F.conv2d(Tensor(x), Tensor(weight), Tensor(bias), stride, padding).data
     expected = np.maximum(expected, 0) if relu else expected
-    got = layer(x, activation="relu" if relu else None).data
-    assert got.shape == expected.shape
-    assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
+    output = layer(x, activation="relu" if relu else None).data
+    assert output.shape == expected.shape
+    assert np.abs(output - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
 
 
 def test_every_shape_stride_and_padding_gives_the_dense_result(isa) -> None:
@@ -91,8 +91,8 @@ def test_the_layer_says_what_it_chose_for_each_size_and_still_computes_the_same(
         x = numbers(*shape)
         with no_grad():
             np.testing.assert_allclose(layer(x).data, reference(Tensor(x)).data, atol=1e-4)
-    said = layer.explain()
-    assert len(said) == 3 and all(why.startswith(("sparse: ", "dense: ")) for why in said.values())
+    explanation = layer.explain()
+    assert len(explanation) == 3 and all(why.startswith(("sparse: ", "dense: ")) for why in explanation.values())
 
 
 def test_saved_and_loaded_it_is_the_same_layer(tmp_path) -> None:

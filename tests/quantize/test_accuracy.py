@@ -19,9 +19,9 @@ from tilewise.quantize.calibration import OBSERVERS
 def points_lost(task, observer: str, images: int = 256, start: int = 0) -> float:
     calibration = calibrate(task.model, np.array_split(task.data.x_train[start : start + images], 4), observer)
     after = answers(quantize(task.model, calibration), task.data.x_test) == task.data.y_test
-    lost, (low, high) = paired_drop(answers(task.model, task.data.x_test) == task.data.y_test, after, 0)
-    assert low <= lost <= high
-    return lost
+    drop, (low, high) = paired_drop(answers(task.model, task.data.x_test) == task.data.y_test, after, 0)
+    assert low <= drop <= high
+    return drop
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)

@@ -71,7 +71,7 @@ def test_bands_give_the_numbers_of_whole_images(
             native.set_isa(isa)
             for threads in (1, 3):
                 native.set_num_threads(threads)
-                got = q.run(x)
-                expected = got if expected is None else expected
-                np.testing.assert_array_equal(got, expected, err_msg=f"{l2}, {isa}, {threads} threads")
+                output = q.run(x)
+                expected = output if expected is None else expected
+                np.testing.assert_array_equal(output, expected, err_msg=f"{l2}, {isa}, {threads} threads")
                 np.testing.assert_array_equal(q.run(x[:1]), expected[:1])

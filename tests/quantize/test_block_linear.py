@@ -55,8 +55,8 @@ def random_bytes(code: int, outputs: int, inputs: int, seed: int = 0) -> np.ndar
 def dequantized(code: int, raw: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
     kind = gguf.GGMLQuantizationType(code)
     data = raw.view(np.float16) if code == 1 else raw
-    found: np.ndarray = gguf.quants.dequantize(data.reshape(outputs, -1), kind).reshape(outputs, inputs)
-    return found
+    weights: np.ndarray = gguf.quants.dequantize(data.reshape(outputs, -1), kind).reshape(outputs, inputs)
+    return weights
 
 
 def shapes(block: int) -> list[tuple[int, int]]:

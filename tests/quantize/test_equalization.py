@@ -83,8 +83,8 @@ def test_no_channel_leaves_the_bytes_it_shares(model: Module) -> None:
 
 
 def test_rounding_costs_less(model: Module) -> None:
-    seen, unseen = images(32), images(32)
-    calibration = calibrate(model, [seen])
+    calibration_images, unseen = images(32), images(32)
+    calibration = calibrate(model, [calibration_images])
     plain = Calibration(*(getattr(calibration, n) for n in list(calibration.__dataclass_fields__)[:-1]))
     with no_grad():
         want = model(Tensor(unseen)).data
@@ -105,8 +105,8 @@ def test_reports_compare_with_channels_as_they_were(model: Module, tmp_path: Pat
     x = images(8)
     q: Any = quantize(model, [x])
     save_quantized(q, tmp_path / "q.safetensors")
-    for made in (q, load_quantized(tmp_path / "q.safetensors")):
-        assert all(r.snr_db is not None and r.snr_db > 25 for r in made.report(x, trace(model, x)))
+    for trained in (q, load_quantized(tmp_path / "q.safetensors")):
+        assert all(r.snr_db is not None and r.snr_db > 25 for r in trained.report(x, trace(model, x)))
 
 
 def test_steps_kept_in_float_give_what_they_gave(model: Module) -> None:

@@ -23,11 +23,11 @@ WEIGHTS = ["any", "all -128", "all 127", "bell", "small", "quads", "all -32"]
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     assert native is not None
     before, tiles, vnni = native.isa(), native.amx(), native.avx_vnni()
-    wanted = {"amx": "avx512", "emulated amx": "avx512", "avx vnni": "avx2"}.get(request.param, request.param)
+    base_isa = {"amx": "avx512", "emulated amx": "avx512", "avx vnni": "avx2"}.get(request.param, request.param)
     missing = (request.param == "amx" and tiles == "off") or (request.param == "avx vnni" and not vnni)
-    if wanted not in native.supported_isas() or missing:
+    if base_isa not in native.supported_isas() or missing:
         pytest.skip("this CPU has no such instructions")
-    native.set_isa(wanted)
+    native.set_isa(base_isa)
     native.set_avx_vnni(request.param == "avx vnni")
     native.set_amx({"amx": "hardware", "emulated amx": "emulated"}.get(request.param, "off"))
     yield request.param
@@ -92,12 +92,12 @@ def test_convolutions_are_numpys(
         skip = activations(rng, "any", (2, out, out, -(-columns // 4) * 4))
         results = []
         for layer in (native.Int8Layer, NumpyInt8Layer):
-            made = layer(w, offset, scale, None, (stride, stride), (pad, pad))
-            made.set_output(100, 0, 255)
-            made.set_residual(0.5, 7)
-            results.append((made.conv(x, pad, None, 0, 0), made.conv(x, pad, skip, 0, 1)))
-        for got, want in zip(*results, strict=True):
-            assert np.array_equal(got[..., :columns], want[..., :columns]), w_kind
+            packed = layer(w, offset, scale, None, (stride, stride), (pad, pad))
+            packed.set_output(100, 0, 255)
+            packed.set_residual(0.5, 7)
+            results.append((packed.conv(x, pad, None, 0, 0), packed.conv(x, pad, skip, 0, 1)))
+        for output, want in zip(*results, strict=True):
+            assert np.array_equal(output[..., :columns], want[..., :columns]), w_kind
 
 
 @pytest.mark.parametrize("w_kind", ["any", "small", "quads"])
@@ -122,8 +122,8 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
         for layer in (kernel, reference):
             layer.set_uint8_stage(finish.native())
             layer.set_residual(residual.scale / accumulator_scale(finish, output), residual.zero_point)
-        got, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
-        assert np.array_equal(got[..., :columns], want[..., :columns]), (columns, channels, taps)
+        actual, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
+        assert np.array_equal(actual[..., :columns], want[..., :columns]), (columns, channels, taps)
 
 
 @pytest.mark.parametrize("w_kind", WEIGHTS)
@@ -148,8 +148,8 @@ def test_convolutions_in_groups_are_numpys(isa: str, x_kind: str, w_kind: str) -
         finish = output_stage("", affine_from_range(-1.0, 2.0))
         for layer in (kernel, reference):
             layer.set_uint8_stage(finish.native())
-        got, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))
-        assert np.array_equal(got[..., :columns], want[..., :columns]), (groups, inner, outer, taps)
+        output, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))
+        assert np.array_equal(output[..., :columns], want[..., :columns]), (groups, inner, outer, taps)
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5, 12, 16, 24, 31, 32, 33, 58, 63, 64, 65, 100, 130])

@@ -102,8 +102,8 @@ def test_strange_inputs_give_what_numpy_gives(every_isa: list[str]) -> None:
 def test_unpacking_gives_back_what_was_packed(shape: tuple[int, int], symmetric: bool) -> None:
     assert native is not None
     blocks = random_blocks(np.random.default_rng(1), *shape, symmetric)
-    for found, given_ in zip(native.BlockMatrix.from_codes(*parts(blocks)).unpack(), parts(blocks), strict=True):
-        np.testing.assert_array_equal(found, given_)
+    for array, given_ in zip(native.BlockMatrix.from_codes(*parts(blocks)).unpack(), parts(blocks), strict=True):
+        np.testing.assert_array_equal(array, given_)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -140,8 +140,8 @@ def test_an_mlp_in_four_bits_gives_close_outputs_and_keeps_no_float_weights() ->
     x = rng.random((32, 64), dtype=np.float32)
     small = quantize(model, [x], bits=4)
     with no_grad():
-        expected, found = model(Tensor(x)).data, small(Tensor(x)).data
-    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+        expected, output = model(Tensor(x)).data, small(Tensor(x)).data
+    assert np.abs(output - expected).max() < 0.1 * np.abs(expected).max()
     layers = [m for m in small.modules() if isinstance(m, FourBitLinear)]
     assert len(layers) == sum(isinstance(m, nn.Linear) for m in model.modules())
     assert not any(isinstance(m, nn.Linear) for m in small.modules())
@@ -182,8 +182,8 @@ def perplexity(model: GPT, ids: Any, context: int = 256, rows: int = 16) -> floa
     with no_grad():
         logits = model(x[:, :-1]).data.astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
-    chosen = np.take_along_axis(logits, x[:, 1:, None], 2)[..., 0] - np.log(np.exp(logits).sum(-1))
-    return float(np.exp(-chosen.mean()))
+    log_probabilities = np.take_along_axis(logits, x[:, 1:, None], 2)[..., 0] - np.log(np.exp(logits).sum(-1))
+    return float(np.exp(-log_probabilities.mean()))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

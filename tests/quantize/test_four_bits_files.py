@@ -75,9 +75,11 @@ def test_a_file_of_another_kind_or_with_impossible_numbers_is_refused(tmp_path: 
     save_four_bits(quantize(model, bits=4), path)
     arrays, metadata = load_arrays(path)
     for name, wrong in (("0.scales", np.nan), ("0.codes", None), ("0.column_scale", np.inf)):
-        held = {n: a.astype(np.float32) if wrong is None and n == name else np.array(a) for n, a in arrays.items()}
+        stored_arrays = {
+            n: a.astype(np.float32) if wrong is None and n == name else np.array(a) for n, a in arrays.items()
+        }
         if wrong is not None:
-            held[name].flat[0] = wrong
-        save(held, path, {"format": metadata["format"]})
+            stored_arrays[name].flat[0] = wrong
+        save(stored_arrays, path, {"format": metadata["format"]})
         with pytest.raises(FileFormatError, match="or invalid "):
             load_four_bits(model, path)

@@ -73,8 +73,8 @@ def test_onnx_runtime_reads_the_file_to_the_same_numbers(name: str, tmp_path: Pa
     x = inputs(2, 3, 32, 32)
     q = in_int8(zoo.ZOO[name](), x)
     tilewise.onnx.save(q, tmp_path / "int8.onnx")
-    got, want = reference(tmp_path / "int8.onnx", x), q.run(x)
-    assert np.abs(got - want).max() <= 0.03 * np.abs(want).max()
+    output, want = reference(tmp_path / "int8.onnx", x), q.run(x)
+    assert np.abs(output - want).max() <= 0.03 * np.abs(want).max()
 
 
 class Joined(nn.Module):
@@ -127,8 +127,8 @@ def test_transformers_have_integer_products(name: str) -> None:
     q = quantize(model, [x])
     assert any(getattr(m, "computes_in_int8", False) for m in q.modules())
     with no_grad():
-        got, want = q(Tensor(x)).data, model(Tensor(x)).data
-    assert np.abs(got - want).max() <= 0.05 * np.abs(want).max()
+        output, want = q(Tensor(x)).data, model(Tensor(x)).data
+    assert np.abs(output - want).max() <= 0.05 * np.abs(want).max()
 
 
 @needs_native

@@ -78,8 +78,8 @@ def test_several_python_threads_may_run_one_model(settings_restored) -> None:
     batches = [inputs(1 + i % 4, (3, 32, 32), i) for i in range(24)]
     expected = [q(x).data for x in batches]
     with ThreadPoolExecutor(6) as pool:
-        for got, want in zip(pool.map(lambda x: q(x).data, batches), expected, strict=True):
-            np.testing.assert_array_equal(got, want)
+        for output, want in zip(pool.map(lambda x: q(x).data, batches), expected, strict=True):
+            np.testing.assert_array_equal(output, want)
 
 
 @needs_native
@@ -117,9 +117,9 @@ def test_a_model_may_end_anywhere(tail: list) -> None:
     q = quantized(model, x)
     with no_grad():
         expected = model(Tensor(x)).data
-    got = q(x).data
-    assert got.shape == expected.shape and np.abs(got - expected).max() <= 0.03 * np.abs(expected).max()
-    np.testing.assert_array_equal(got, step_by_step(q, x))
+    output = q(x).data
+    assert output.shape == expected.shape and np.abs(output - expected).max() <= 0.03 * np.abs(expected).max()
+    np.testing.assert_array_equal(output, step_by_step(q, x))
 
 
 def test_sizes_other_than_the_calibrated_one_work_or_get_a_sentence() -> None:

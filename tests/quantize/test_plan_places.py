@@ -134,21 +134,21 @@ def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settin
         mul = QuantizedMultiply(output, border)
         pixels = rng.integers(-INT16_MAX, INT16_MAX + 1, (2, 3, 5, round_up(channels))).astype(np.int16)
         gates = rng.integers(0, gate.largest + 1, (2, 1, 1, round_up(channels)))
-        given = [
+        inputs = [
             QuantizedArray(pixels, a, channels),
             QuantizedArray(gates.astype(np.int16 if wide_gate else np.uint8), gate, channels),
         ]
         assert mul._fraction([a, gate]) > 0
-        want = image_values(mul(*given))
-        real = image_values(given[0]) * a.scale * (image_values(given[1]) * gate.scale) / output.scale
+        want = image_values(mul(*inputs))
+        real = image_values(inputs[0]) * a.scale * (image_values(inputs[1]) * gate.scale) / output.scale
         assert np.abs(np.clip(real, -output.int16_limit, output.int16_limit) - want).max() <= 1.01
         plan = native.Graph()
-        values = [plan.dynamic_input(str(g.data.dtype), False, channels) for g in given]
+        values = [plan.dynamic_input(str(g.data.dtype), False, channels) for g in inputs]
         plan.output(mul.add_to(plan, values, [a, gate]))
         for isa in native.supported_isas():
             native.set_isa(isa)
-            got = plan.run([g.data for g in given])[0]
-            inside = got[:, border : border + 3, border : border + 5, :channels]
+            actual = plan.run([g.data for g in inputs])[0]
+            inside = actual[:, border : border + 3, border : border + 5, :channels]
             np.testing.assert_array_equal(inside, want, err_msg=isa)
 
 

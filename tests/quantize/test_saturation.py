@@ -44,10 +44,10 @@ def test_quantized_weights_cannot_overflow() -> None:
     rng = np.random.default_rng(0)
     for shape in ((5, 3, 3, 3), (4, 8, 1, 1), (7, 128, 1, 1), (3, 37, 3, 2), (2, 1, 20, 7), (6, 16, 3, 3)):
         for weights in (rng.standard_normal(shape), rng.random(shape), np.ones(shape), np.full(shape, -1e-30)):
-            made = saturation_safe_weights(weights.astype(np.float32))
+            rounded = saturation_safe_weights(weights.astype(np.float32))
             long = weights[0].size >= 128
-            assert overflowing_channels(made.q.transpose(0, 2, 3, 1), 4 if long else 2) == 0
-            assert np.abs(made.dequantize() - weights).max() <= made.scale.max() * 0.501
+            assert overflowing_channels(rounded.q.transpose(0, 2, 3, 1), 4 if long else 2) == 0
+            assert np.abs(rounded.dequantize() - weights).max() <= rounded.scale.max() * 0.501
     assert saturation_safe_weights(np.ones((1, 2, 1, 1), np.float32)).q.ravel().tolist() == [64, 64]
 
 

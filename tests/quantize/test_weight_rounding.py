@@ -13,8 +13,8 @@ def pixels(channels: int, count: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     causes = max(channels // 3, 2)
     mix = np.random.default_rng(channels).standard_normal((channels, causes))
-    made = mix @ rng.standard_normal((causes, count)) + 0.3 * rng.standard_normal((channels, count))
-    return np.maximum(made, 0).astype(np.float32)
+    samples = mix @ rng.standard_normal((causes, count)) + 0.3 * rng.standard_normal((channels, count))
+    return np.maximum(samples, 0).astype(np.float32)
 
 
 def missed(weight: np.ndarray, rounded: np.ndarray, x: np.ndarray) -> float:
@@ -26,11 +26,11 @@ def missed(weight: np.ndarray, rounded: np.ndarray, x: np.ndarray) -> float:
 @pytest.mark.parametrize("channels, taps", [(3, 3), (24, 1), (58, 1), (128, 1), (16, 3), (64, 3), (12, 3)])
 def test_results_are_nearer_than_with_weights_rounded_to_the_nearest(channels: int, taps: int) -> None:
     weight = np.random.default_rng(1).standard_normal((20, channels, taps, taps)).astype(np.float32)
-    made = gptq_weights(weight, _channel_moments(pixels(channels, 3000)))
+    rounded = gptq_weights(weight, _channel_moments(pixels(channels, 3000)))
     fresh = pixels(channels, 3000, seed=1)
     nearest = saturation_safe_weights(weight)
-    assert missed(weight, made.dequantize(), fresh) < 0.9 * missed(weight, nearest.dequantize(), fresh)
-    np.testing.assert_array_equal(made.scale, nearest.scale)
+    assert missed(weight, rounded.dequantize(), fresh) < 0.9 * missed(weight, nearest.dequantize(), fresh)
+    np.testing.assert_array_equal(rounded.scale, nearest.scale)
 
 
 @pytest.mark.parametrize("channels, taps", [(3, 3), (8, 1), (20, 1), (130, 1), (16, 3), (20, 3), (20, 5), (64, 3)])
@@ -44,16 +44,16 @@ def test_no_sum_can_overflow(channels: int, taps: int, kind: str) -> None:
     weight = weight.astype(np.float32)
     # All but one and the same input: every error is handed on whole.
     x = np.repeat(pixels(1, 200), channels, 0) + 1e-3 * pixels(channels, 200)
-    made = gptq_weights(weight, _channel_moments(x)).q.transpose(0, 2, 3, 1)
-    assert made.dtype == np.int8
-    assert overflowing_channels(made, 4 if weight[0].size >= 128 else 2) == 0
+    rounded = gptq_weights(weight, _channel_moments(x)).q.transpose(0, 2, 3, 1)
+    assert rounded.dtype == np.int8
+    assert overflowing_channels(rounded, 4 if weight[0].size >= 128 else 2) == 0
 
 
 def test_few_pixels_are_not_believed_more_than_they_know() -> None:
     weight = np.random.default_rng(3).standard_normal((20, 96, 1, 1)).astype(np.float32)
-    made = gptq_weights(weight, _channel_moments(pixels(96, 12)))
+    rounded = gptq_weights(weight, _channel_moments(pixels(96, 12)))
     fresh = pixels(96, 3000, seed=1)
-    assert missed(weight, made.dequantize(), fresh) < 1.05 * missed(
+    assert missed(weight, rounded.dequantize(), fresh) < 1.05 * missed(
         weight, saturation_safe_weights(weight).dequantize(), fresh
     )
 
@@ -62,6 +62,6 @@ def test_weights_that_were_pruned_stay_zeros() -> None:
     rng = np.random.default_rng(5)
     weight = rng.standard_normal((24, 64, 3, 3)).astype(np.float32)
     weight[rng.random(weight.shape) < 0.6] = 0
-    made = gptq_weights(weight, _channel_moments(pixels(64, 3000)))
-    assert not made.q[weight == 0].any()
-    assert np.count_nonzero(made.q) > 0.9 * np.count_nonzero(weight)
+    rounded = gptq_weights(weight, _channel_moments(pixels(64, 3000)))
+    assert not rounded.q[weight == 0].any()
+    assert np.count_nonzero(rounded.q) > 0.9 * np.count_nonzero(weight)

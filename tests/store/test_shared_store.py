@@ -33,8 +33,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with shared_cluster() as found:
-        yield found
+    with shared_cluster() as shared:
+        yield shared
 
 
 @pytest.fixture
@@ -76,11 +76,15 @@ def fill(store: Store, machine: Machine = HERE, kernels: int = 2, finish: bool =
 def content(where: str, part: str | None = None) -> list[Any]:
     """What a store says, without the numbers of its rows."""
     with open_measurements(where, part) as store:
-        found = []
-        for known in store.kernels():
-            batches = [(b.round, b.default_ns, b.disturbed, sorted(b.runtime_ns.items())) for b in store.batches(known)]
-            found.append((known.problem.key, batches, store.verdicts(known), store.default_config(known)))
-        return sorted([found, store.counts(), [m.identity for m in store.machines()]], key=str)
+        kernels = []
+        for kernel_read in store.kernels():
+            batches = [
+                (b.round, b.default_ns, b.disturbed, sorted(b.runtime_ns.items())) for b in store.batches(kernel_read)
+            ]
+            kernels.append(
+                (kernel_read.problem.key, batches, store.verdicts(kernel_read), store.default_config(kernel_read))
+            )
+        return sorted([kernels, store.counts(), [m.identity for m in store.machines()]], key=str)
 
 
 def test_both_homes_say_the_same(new_store: NewStore, tmp_path: Path) -> None:
@@ -90,8 +94,8 @@ def test_both_homes_say_the_same(new_store: NewStore, tmp_path: Path) -> None:
             fill(store)
     assert content(where) == content(plain)
     with open_measurements(where) as store:
-        measured = read_measured(store)
-        assert [len(m.timings) for m in measured] == [3, 3]
+        problems = read_measured(store)
+        assert [len(m.timings) for m in problems] == [3, 3]
         assert store.counts() == {"kernels": 2, "pairs": 4, "timings": 10, "batches": 6, "disturbed": 2}
 
 
@@ -99,12 +103,12 @@ def test_both_homes_have_the_same_columns(database: NewStore, tmp_path: Path) ->
     from sqlalchemy import inspect
 
     with Store(tmp_path / "s.sqlite") as file, Store(database()) as shared:
-        found = inspect(shared.database.engine)  # type: ignore[attr-defined]
+        inspector = inspect(shared.database.engine)  # type: ignore[attr-defined]
         tables = {row[0] for row in file.database.read("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        assert tables | {"alembic_version"} == set(found.get_table_names())
+        assert tables | {"alembic_version"} == set(inspector.get_table_names())
         for table in tables:
             own = {row[1] for row in file.database.read(f"PRAGMA table_info({table})")}
-            there = {column["name"] for column in found.get_columns(table)}
+            there = {column["name"] for column in inspector.get_columns(table)}
             assert there - own == ({"id"} if table == "verdict" else set()), table
             assert own <= there
 
@@ -168,8 +172,8 @@ def test_a_batch_judged_after_it_was_merged_is_judged_there_too(tmp_path: Path) 
         assert into.batches(kernel(1))[0].open
         journal.close_batch(batch, 101.0, disturbed=False)
         merge(journal, into)
-        (found,) = into.batches(kernel(1))
-        assert not found.open and not found.disturbed and found.default_ns == 101.0
+        (merged_batch,) = into.batches(kernel(1))
+        assert not merged_batch.open and not merged_batch.disturbed and merged_batch.default_ns == 101.0
 
 
 @pytest.mark.parametrize("other", [{"default": 101.0}, {"time": 91.0}, {"turn": 1}, {"m": 2}])
@@ -235,8 +239,8 @@ def test_the_queue_gives_each_kernel_once_and_the_urgent_first(new_store: NewSto
         assert store.plan([kernel(m) for m in range(3)]) == 3
         assert store.plan([kernel(m) for m in range(4)], why="again") == 1
         assert store.plan([kernel(9)], priority=2.0, why="asked for often") == 1
-        taken = [store.claim_next(run) for _ in range(5)]
-        assert taken[0] == kernel(9) and set(taken) == {kernel(m) for m in (0, 1, 2, 3, 9)}
+        claimed_kernels = [store.claim_next(run) for _ in range(5)]
+        assert claimed_kernels[0] == kernel(9) and set(claimed_kernels) == {kernel(m) for m in (0, 1, 2, 3, 9)}
         assert store.claim_next(run) is None
         store.finish(run, kernel(9), config(0), 0.1)
         assert [k for k, _ in store.queue()] == [kernel(m) for m in range(4)]
@@ -250,21 +254,21 @@ def test_many_collectors_never_take_the_same_kernel(database: NewStore) -> None:
     with Store(where) as store:
         store.begin(HERE, 0, {})
         store.plan([kernel(m) for m in range(count)])
-    taken: list[list[Kernel]] = []
+    claimed_kernels: list[list[Kernel]] = []
 
     def take() -> None:
         with Store(where) as own:
-            run, found = own.begin(HERE, 0, {}), []
-            while (given := own.claim_next(run)) is not None:
-                found.append(given)
-            taken.append(found)
+            run, claim_list = own.begin(HERE, 0, {}), []
+            while (claim := own.claim_next(run)) is not None:
+                claim_list.append(claim)
+            claimed_kernels.append(claim_list)
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    everything = [given for found in taken for given in found]
+    everything = [claim for claim_list in claimed_kernels for claim in claim_list]
     assert len(everything) == count and len(set(everything)) == count
 
 
@@ -481,9 +485,9 @@ def test_what_is_no_store_is_refused_with_a_sentence(database: NewStore) -> None
         Store("mysql://me:secret@db/x")
     with pytest.raises(FileFormatError, match="no measurement store at"):
         Store(database(), create=False)
-    with pytest.raises(UnavailableError) as refused:
+    with pytest.raises(UnavailableError) as error:
         Store("postgresql://me:secret@/x?host=/no/such/folder")
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(error.value)
     where = database()
     with Store(where) as store:
         store.database.write(lambda transaction: transaction.execute("UPDATE alembic_version SET version_num = '9999'"))
@@ -505,8 +509,8 @@ def test_the_command_line_merges_tells_and_exports(new_store: NewStore, tmp_path
     from tilewise.cli.store import store as commands
 
     journal, target, copy = tmp_path / "j.sqlite", new_store(), tmp_path / "copy.sqlite"
-    with Store(journal) as opened:
-        fill(opened)
+    with Store(journal) as journal_store:
+        fill(journal_store)
 
     def run(*words: str) -> Any:
         done = CliRunner().invoke(commands, [*words, "--json"], catch_exceptions=False)

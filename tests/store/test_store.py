@@ -189,8 +189,8 @@ def test_a_cpus_runtime_is_the_faster_two_of_every_three_and_a_gpus_the_median(
     kernel, default, other = Kernel("own", Problem.of("matmul", m=1)), Config.of(a=1), Config.of(a=2)
     with Store(tmp_path / "s.sqlite") as store:
         run = store.begin(Machine(kind, "here", {"name": "here"}), 0, {})
-        for number, taken in enumerate((150.0, 100.0, 130.0, 110.0)):
-            store.add_batch(run, kernel, number, 200.0, [(other, taken)])
+        for number, runtime in enumerate((150.0, 100.0, 130.0, 110.0)):
+            store.add_batch(run, kernel, number, 200.0, [(other, runtime)])
         store.finish(run, kernel, default, 1.0)
         timings = {timing.config: timing.runtime_ns for timing in read_measured(store)[0].timings}
     assert timings == {default: 200.0, other: runtime_ns}
@@ -318,6 +318,6 @@ def test_a_store_without_machine_and_run_rows_is_a_sentence_or_empty(tmp_path: P
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute(f"DELETE FROM {table}")
         connection.close()
-        for read in (read_measured, Store.counts, Store.queue, Store.partitions, Store.machines, Store.runs):
+        for reader in (read_measured, Store.counts, Store.queue, Store.partitions, Store.machines, Store.runs):
             with contextlib.suppress(TilewiseError), Store(path) as store:
-                read(store)
+                reader(store)

@@ -30,9 +30,9 @@ def _missing(_visit):
 def test_a_stop_that_cannot_be_shown_is_said_and_the_tour_goes_on(tmp_path, monkeypatch):
     stops = [("one", "One", _stop), ("two", "Two", _missing), ("three", "Three", _stop)]
     monkeypatch.setattr(guide, "_stops", lambda: stops)
-    seen = []
-    done = take_tour(tmp_path / "out", show=lambda number, stop: seen.append((number, stop.title)))
-    assert seen == [(1, "One"), (2, "Two"), (3, "One")]
+    calls = []
+    done = take_tour(tmp_path / "out", show=lambda number, stop: calls.append((number, stop.title)))
+    assert calls == [(1, "One"), (2, "Two"), (3, "One")]
     assert done.facts["two"] == {"skipped": "it is not installed"}
     assert json.loads((tmp_path / "out" / "tour.json").read_text())["one"] == {"x": 1.5}
     assert "Not shown: it is not installed" in done.report.read_text()

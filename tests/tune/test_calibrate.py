@@ -38,17 +38,17 @@ def product(m: int, n: int, k: int, threads: int = 1) -> Problem:
 @pytest.fixture
 def measured(monkeypatch):
     """A machine on which the second configuration of any kernel takes nine tenths of the default's time."""
-    found = []
+    choices = []
 
     def measure(self, config):
-        found.append(self.problem)
+        choices.append(self.problem)
         return TrialResult(900.0 if config == near_products(native, self.problem)[1] else 1000.0, 1000.0)
 
     monkeypatch.setattr(CpuTrial, "measure", measure)
     monkeypatch.setattr(CpuTrial, "remeasure", lambda self, configs: [measure(self, c).runtime_ns for c in configs])
     monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1 / 0.9, 1.1, 1.2))
     monkeypatch.setattr(Tuner, "_is_safe_elsewhere", lambda self, problem, config: True)
-    return found
+    return choices
 
 
 PROBLEMS = [(20, 64, 64), (30, 64, 64), (40, 64, 64)]
@@ -130,8 +130,8 @@ def test_what_was_tuned_goes_before_what_was_calibrated(tmp_path: Path):
     tiles = near_products(native, problem)
     for folder, tile in ((tmp_path / CALIBRATED, tiles[1]), (tmp_path, tiles[2])):
         ChoiceFile(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
-        kept = load_tuned_table(native, tmp_path)[0].tiles
-        assert [tile for (threads, _), tile in kept.items() if threads == 1] == [product_tile(tile)]
+        tuned_tiles = load_tuned_table(native, tmp_path)[0].tiles
+        assert [tile for (threads, _), tile in tuned_tiles.items() if threads == 1] == [product_tile(tile)]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -141,8 +141,8 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_is_measured(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    said = command("--cache", str(tmp_path / "file" / "below"))
-    assert said.returncode == 2 and said.stderr.count("\n") == 1 and "cannot be written" in said.stderr
+    output = command("--cache", str(tmp_path / "file" / "below"))
+    assert output.returncode == 2 and output.stderr.count("\n") == 1 and "cannot be written" in output.stderr
 
 
 def invoke(*arguments: str) -> str:

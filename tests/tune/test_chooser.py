@@ -81,11 +81,11 @@ def test_the_default_stays_unless_the_model_expects_more_than_its_own_errors():
 def test_results_do_not_depend_on_the_chooser():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((200, 150), dtype=np.float32), rng.standard_normal((150, 170), dtype=np.float32)
-    chosen = OptimizedBackend(tile_chooser=ModelChooser(scores(Likes(some_register_tile()))))
-    np.testing.assert_allclose(chosen.dispatch("matmul", a, b), a @ b, rtol=1e-4, atol=1e-4)
+    backend = OptimizedBackend(tile_chooser=ModelChooser(scores(Likes(some_register_tile()))))
+    np.testing.assert_allclose(backend.dispatch("matmul", a, b), a @ b, rtol=1e-4, atol=1e-4)
     x, w = rng.standard_normal((2, 3, 9, 9), dtype=np.float32), rng.standard_normal((4, 3, 3, 3), dtype=np.float32)
     plain = OptimizedBackend().dispatch("conv2d", x, w, padding=(1, 1))
-    np.testing.assert_allclose(chosen.dispatch("conv2d", x, w, padding=(1, 1)), plain, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(backend.dispatch("conv2d", x, w, padding=(1, 1)), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
@@ -191,8 +191,8 @@ def test_the_tuner_and_the_chooser_take_the_same_tile_unmeasured(tmp_path):
     for m, n, k in ((64, 64, 64), (48, 300, 70), (200, 200, 200), (17, 900, 33), (600, 600, 600), (8, 8, 8)):
         for layout in ("nn", "nt"):
             spec = {"family": "matmul", "m": m, "n": n, "k": k, "layout": layout, "threads": threads}
-            taken, tile = own.choose(spec), chooser("matmul", (m, n, k), "float32", layout)
-            assert taken.config == (own.device.configs(taken.problem)[0] if tile is None else config_of(tile))
-            assert taken.source == ("default" if tile is None else "model")
-            sources.add(taken.source)
+            choice, tile = own.choose(spec), chooser("matmul", (m, n, k), "float32", layout)
+            assert choice.config == (own.device.configs(choice.problem)[0] if tile is None else config_of(tile))
+            assert choice.source == ("default" if tile is None else "model")
+            sources.add(choice.source)
     assert "default" in sources

@@ -79,8 +79,8 @@ def test_a_kept_tile_gives_the_same_bits_on_every_instruction_set_and_thread_cou
                 table = native.TileTable(nobody)
                 table.keep_int8(shape, threads, tile)
                 for kind in (0, 1, 2):
-                    got = layer.linear(x, kind, row_scale if kind == 1 else None, kind == 1, None, table)
-                    np.testing.assert_array_equal(got, expected[kind], err_msg=f"{isa}, {threads} threads, {tile}")
+                    output = layer.linear(x, kind, row_scale if kind == 1 else None, kind == 1, None, table)
+                    np.testing.assert_array_equal(output, expected[kind], err_msg=f"{isa}, {threads} threads, {tile}")
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_quantized_model_gives_the_same_bits_with_other_tiles(threads, batch, 
     model = quantize(models.mlp().eval(), [x], max_error=None)
     expected = model(x).data
     native.set_num_threads(threads)
-    found = model.products(x)
+    products = model.products(x)
     for index in (0, 1, 3):
-        tiles = {(p.m, p.n, p.k, p.threads): some_tiles((p.m, p.n, p.k), 1)[index] for p in found}
+        tiles = {(p.m, p.n, p.k, p.threads): some_tiles((p.m, p.n, p.k), 1)[index] for p in products}
         with use_backend(OptimizedBackend(tile_chooser=Tuned(tiles))) as backend:
             np.testing.assert_array_equal(model(x).data, expected)
         assert len(backend.tiles) == len(tiles) >= 3
@@ -128,10 +128,10 @@ def test_a_model_tells_its_products_as_they_run(settings_restored):
     x = np.random.default_rng(0).standard_normal((255, 64)).astype(np.float32)
     model = quantize(models.mlp().eval(), [x], max_error=None)
     native.set_num_threads(2)
-    found = model.products(x)
-    assert {(p.n, p.k) for p in found} == {(256, 64), (128, 256), (10, 128)}
-    assert {p.m for p in found} == {127, 128} and {p.threads for p in found} == {1}
-    assert {model.graph.steps[p.step].kind for p in found} == {"linear"}
+    products = model.products(x)
+    assert {(p.n, p.k) for p in products} == {(256, 64), (128, 256), (10, 128)}
+    assert {p.m for p in products} == {127, 128} and {p.threads for p in products} == {1}
+    assert {model.graph.steps[p.step].kind for p in products} == {"linear"}
     (first, *_) = model.products(x[:1])
     assert (first.m, first.threads) == (1, 2)  # nothing to share but the product itself
 
@@ -182,16 +182,16 @@ def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
 
 def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restored):
     native.set_num_threads(1)
-    tile, kept = some_tiles((90, 80, 70), 1)[-1], []
+    tile, tiles = some_tiles((90, 80, 70), 1)[-1], []
     chooser = chooser_that_knows(tmp_path, config_of(tile))
     assert len(OptimizedBackend(tile_chooser=chooser).tiles) == 1
 
     class Table:
         def keep_int8(self, *choice: Any) -> None:
-            kept.append(choice)
+            tiles.append(choice)
 
     chooser.preload(Table())
-    assert kept == [((90, 80, 70), 1, tile)]
+    assert tiles == [((90, 80, 70), 1, tile)]
 
 
 def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path):

@@ -185,11 +185,11 @@ def test_a_planted_wrong_kernel_is_caught_and_never_timed(
         verdicts = store.verdicts(Kernel("own", problem))
         wrong = {config.key for config, status, _ in verdicts if status == "wrong"}
         planted = {config.key for config, _, _ in verdicts if config.size("pack_a")}
-        timed = {key for batch in store.batches(Kernel("own", problem)) for key in batch.runtime_ns}
+        keys = {key for batch in store.batches(Kernel("own", problem)) for key in batch.runtime_ns}
     assert not default.size("pack_a"), "else nothing would be timed"
     assert wrong == planted
-    assert timed
-    assert not wrong & timed
+    assert keys
+    assert not wrong & keys
 
 
 def _raise(*_: Any) -> Any:
@@ -215,7 +215,7 @@ def test_a_configuration_that_raises_or_never_ends_is_named_and_the_rest_measure
         verdicts = store.verdicts(Kernel("own", problem))
         assert store.finished() == {problem.key}
     assert {config.size("pack_a") for config, status, _ in verdicts if status == "failed"} == {1}
-    assert all(reason in told for _, status, told in verdicts if status == "failed")
+    assert all(reason in why for _, status, why in verdicts if status == "failed")
     assert sum(status == "ok" for _, status, _ in verdicts) > 2
 
 
@@ -237,10 +237,10 @@ def test_a_family_that_breaks_ends_its_kernel_and_not_the_collection(
 
 @needs_native
 def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     greedy = {**many_shapes()[0], "threads": 3}
-    collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=said.append)
-    assert "1 kernel left out: more threads" in said[0]
+    collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=messages.append)
+    assert "1 kernel left out: more threads" in messages[0]
     with pytest.raises(ConfigurationError, match="need more threads than"):
         gather(tmp_path / "s.sqlite", [greedy])
 
@@ -297,12 +297,12 @@ def _killed_after(path: Path, told: Path, timings: int, more_seconds: float) -> 
 
 @needs_native
 def test_killed_at_any_moment_it_loses_one_timing_at_most_and_goes_on(tmp_path: Path) -> None:
-    path, told, chance = tmp_path / "s.sqlite", tmp_path / "told", np.random.default_rng(3)
+    path, log_path, chance = tmp_path / "s.sqlite", tmp_path / "told", np.random.default_rng(3)
     for kills in range(1, 4):
-        _killed_after(path, told, int(chance.integers(1, 15)), float(chance.uniform(0, 0.003)))
+        _killed_after(path, log_path, int(chance.integers(1, 15)), float(chance.uniform(0, 0.003)))
         with Store(path) as store:
-            kept = store.counts()["timings"]
-        assert 0 <= told.stat().st_size - kept <= kills
+            timing_count = store.counts()["timings"]
+        assert 0 <= log_path.stat().st_size - timing_count <= kills
     result = collect("cpu", shapes=many_shapes()[:2], out=path, configs=12, say=quietly)
     assert result.in_store["kernels"] == 2
     never_killed = collect("cpu", shapes=many_shapes()[:2], out=tmp_path / "n.sqlite", configs=12, say=quietly)
@@ -311,8 +311,8 @@ def test_killed_at_any_moment_it_loses_one_timing_at_most_and_goes_on(tmp_path: 
         for kernel in store.kernels():
             batches = store.batches(kernel)
             assert not any(batch.open for batch in batches)
-            timed = [key for batch in batches if not batch.disturbed for key in batch.runtime_ns]
-            assert min(timed.count(key) for key in timed) >= 3
+            keys = [key for batch in batches if not batch.disturbed for key in batch.runtime_ns]
+            assert min(keys.count(key) for key in keys) >= 3
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
@@ -517,19 +517,19 @@ def test_an_integer_product_too_deep_for_32_bits_is_one_sentence() -> None:
 
 def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() -> None:
     rng = np.random.default_rng(0)
-    given = {
+    settings = {
         "a": rng.standard_normal((5, 7), dtype=np.float32),
         "b": rng.standard_normal((2, 9, 3)).swapaxes(-1, -2),
         "c": rng.integers(0, 9, 4).astype(np.int32),
     }
-    for name, array in aligned_copies(given).items():
-        assert np.array_equal(array, given[name])
-        assert array.dtype == given[name].dtype
-        assert array.strides == given[name].strides
+    for name, array in aligned_copies(settings).items():
+        assert np.array_equal(array, settings[name])
+        assert array.dtype == settings[name].dtype
+        assert array.strides == settings[name].strides
         assert array.ctypes.data % 64 == 0
-    again = aligned_copies(given)
+    again = aligned_copies(settings)
     assert [a.ctypes.data % 4096 for a in again.values()] == [
-        a.ctypes.data % 4096 for a in aligned_copies(given).values()
+        a.ctypes.data % 4096 for a in aligned_copies(settings).values()
     ]
 
 
@@ -550,7 +550,7 @@ class NoisyClock(SteadyClock):
         self.noise = np.random.default_rng(0)
 
     def time_units(self, units: Any) -> list[float]:
-        return [taken * float(self.noise.normal(1, 0.01)) for taken in super().time_units(units)]
+        return [unit_ns * float(self.noise.normal(1, 0.01)) for unit_ns in super().time_units(units)]
 
 
 def _measured_without_finals(path: Path, configs: int = 40) -> None:
@@ -592,7 +592,7 @@ def test_finals_in_which_the_machine_is_slower_than_it_was_do_not_count(
 ) -> None:
     class Slower(SteadyClock):
         def time_units(self, units: Any) -> list[float]:
-            return [1.25 * taken for taken in super().time_units(units)]
+            return [1.25 * unit_ns for unit_ns in super().time_units(units)]
 
     path = tmp_path / "s.sqlite"
     _measured_without_finals(path)
@@ -624,14 +624,14 @@ def test_a_unit_takes_what_its_fastest_piece_says(monkeypatch: pytest.MonkeyPatc
 def test_all_configurations_of_a_kernel_are_timed_in_as_many_pieces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: set[int] = set()
-    made = cpu_collect.CpuCollector._make_units
+    seeds: set[int] = set()
+    make_units = cpu_collect.CpuCollector._make_units
 
     def note(self: Any, candidates: Any) -> None:
-        made(self, candidates)
-        seen.update(candidate.unit.args[1] for candidate in candidates)
+        make_units(self, candidates)
+        seeds.update(candidate.unit.args[1] for candidate in candidates)
         assert all(candidate.launches == math.prod(candidate.unit.args[1:]) >= 1 for candidate in candidates)
 
     monkeypatch.setattr(cpu_collect.CpuCollector, "_make_units", note)
     gather(tmp_path / "s.sqlite", SHAPES[:1])
-    assert len(seen) == 1
+    assert len(seeds) == 1

@@ -72,8 +72,8 @@ def remember(memory: Memory, problem: Problem, best: Config) -> None:
 def test_a_choice_that_was_kept_is_taken_and_nothing_is_measured(memory: Memory):
     memory.choices.put(Decision(PROBLEM, CONFIGS[3], "measured", 5.0, None, 2, False))
     bench = Bench(RUNTIME)
-    found = decide(PROBLEM, CONFIGS, known(LOGS), memory, bench)
-    assert (found.config, found.source, found.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked
+    decision = decide(PROBLEM, CONFIGS, known(LOGS), memory, bench)
+    assert (decision.config, decision.source, decision.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked
     assert decide(PROBLEM, CONFIGS, known(LOGS), memory, bench, fresh=True).source == "measured"
     assert decide(PROBLEM, CONFIGS[:3], known(LOGS[:3]), memory, None).source != "cache"  # no longer in the list
 
@@ -93,9 +93,9 @@ def test_with_nothing_to_go_by_the_default_is_the_choice():
 
 def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
     bench = Bench(RUNTIME)
-    found = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, budget=4)
-    assert found.config == CONFIGS[10] and found.measurements == len(bench.asked) == 4
-    assert found.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not found.sure
+    decision = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, budget=4)
+    assert decision.config == CONFIGS[10] and decision.measurements == len(bench.asked) == 4
+    assert decision.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not decision.sure
 
 
 def test_with_by_score_configurations_are_measured_in_the_order_of_the_scores():
@@ -114,8 +114,8 @@ def test_a_lucky_reading_does_not_win_over_one_in_turns():
     runtime = {**RUNTIME, CONFIGS[13]: 101.0}
     logs = [math.log(runtime[c]) for c in CONFIGS]
     bench = Bench(runtime, lucky=CONFIGS[13])
-    found = decide(PROBLEM, CONFIGS, known(logs), None, bench)
-    assert found.config == CONFIGS[10] and {CONFIGS[10], CONFIGS[13]} <= set(bench.again)
+    decision = decide(PROBLEM, CONFIGS, known(logs), None, bench)
+    assert decision.config == CONFIGS[10] and {CONFIGS[10], CONFIGS[13]} <= set(bench.again)
 
 
 def test_the_default_stays_where_nothing_is_half_a_per_cent_faster():
@@ -125,9 +125,9 @@ def test_the_default_stays_where_nothing_is_half_a_per_cent_faster():
 
 def test_one_that_fails_is_left_out_and_one_that_is_not_usable_is_not_taken():
     bench = Bench(RUNTIME, broken=[CONFIGS[10]])
-    found = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
-    assert found.config != CONFIGS[10] and found.config.size("warps") != 4
-    assert any("does not run" in note for note in found.notes)
+    decision = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
+    assert decision.config != CONFIGS[10] and decision.config.size("warps") != 4
+    assert any("does not run" in note for note in decision.notes)
     nothing = decide(PROBLEM, CONFIGS, None, None, Bench(RUNTIME, broken=CONFIGS), budget=3)
     assert (nothing.source, nothing.config, nothing.runtime_ns) == ("default", CONFIGS[0], None)
 
@@ -136,8 +136,8 @@ def test_without_a_model_other_problems_of_the_kernel_teach_and_may_save_every_m
     for m in (48, 56, 72, 80):
         remember(memory, Problem.of("product", m=m, n=64), CONFIGS[10])
     bench = Bench(RUNTIME)
-    found = decide(PROBLEM, CONFIGS, None, memory, bench, budget=3)
-    assert RUNTIME[found.config] <= 1.1 * min(RUNTIME.values()) and found.measurements == 3
+    decision = decide(PROBLEM, CONFIGS, None, memory, bench, budget=3)
+    assert RUNTIME[decision.config] <= 1.1 * min(RUNTIME.values()) and decision.measurements == 3
     with Store(memory.store_file) as store:
         assert len(store.kernels()) == 4  # deciding writes nothing by itself
     unmeasured = decide(PROBLEM, CONFIGS, None, memory, bench, least=0, worth=0.5)

@@ -61,10 +61,10 @@ def test_a_runtime_is_the_median_of_undisturbed_timings_and_the_default_is_among
             (300.0, {1: 900.0, 2: 900.0}, True),
         ]
         fill(store, matmul(), [{"batches": batches, "finish": True}])
-        (measured,) = read_measured(store)
-    assert runtimes(measured) == {0: 101.0, 1: 210.0, 2: 51.0}
-    assert measured.default_ns == 101.0
-    assert {t.repeats for t in measured.timings} == {3}
+        (measured_problem,) = read_measured(store)
+    assert runtimes(measured_problem) == {0: 101.0, 1: 210.0, 2: 51.0}
+    assert measured_problem.default_ns == 101.0
+    assert {t.repeats for t in measured_problem.timings} == {3}
 
 
 def test_disturbed_timings_count_where_there_are_no_others_and_a_single_one_does_not(tmp_path: Path) -> None:
@@ -75,16 +75,16 @@ def test_disturbed_timings_count_where_there_are_no_others_and_a_single_one_does
             (100.0, {3: 72.0}, True),
         ]
         fill(store, matmul(), [{"batches": batches, "finish": True}])
-        (measured,) = read_measured(store)
-    assert runtimes(measured) == {0: 100.0, 1: 202.0, 3: 71.0}
+        (measured_problem,) = read_measured(store)
+    assert runtimes(measured_problem) == {0: 100.0, 1: 202.0, 3: 71.0}
 
 
 def test_the_default_is_its_own_normalizer_where_one_batch_alone_was_undisturbed(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         batches = [(100.0, {1: 50.0}, False), (110.0, {1: 54.0}, True), (112.0, {1: 55.0}, True)]
         fill(store, matmul(), [{"batches": batches, "finish": True}])
-        (measured,) = read_measured(store)
-    assert runtimes(measured)[0] == measured.default_ns
+        (measured_problem,) = read_measured(store)
+    assert runtimes(measured_problem)[0] == measured_problem.default_ns
 
 
 def test_an_interrupted_run_is_scaled_by_its_default(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_an_interrupted_run_is_scaled_by_its_default(tmp_path: Path) -> None:
     fast = [(100.0, {1: 201.0}, False), (100.0, {1: 199.0}, False)]
     with Store(tmp_path / "s.sqlite") as store:
         fill(store, matmul(), [{"batches": slow, "finish": False}, {"batches": fast, "finish": True}])
-        (measured,) = read_measured(store)
-    assert runtimes(measured) == {0: 100.0, 1: 200.0}
-    assert measured.timings[1].deviation < 0.01
+        (measured_problem,) = read_measured(store)
+    assert runtimes(measured_problem) == {0: 100.0, 1: 200.0}
+    assert measured_problem.timings[1].deviation < 0.01
 
 
 def test_a_configuration_found_wrong_in_any_run_is_never_exported(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_configuration_found_wrong_in_any_run_is_never_exported(tmp_path: Path
         fill(store, matmul(), [{"batches": batches, "finish": True}])
         number = store.begin(MACHINE, 1, {})
         store.add_verdicts(number, matmul(), [Verdict(configs(matmul(), 2)[1], "wrong", "it differs")])
-        (measured,) = read_measured(store)
-        assert set(runtimes(measured)) == {0, 2}
+        (measured_problem,) = read_measured(store)
+        assert set(runtimes(measured_problem)) == {0, 2}
         (kernel,) = make_collection(store, "own").splits["train"]
     assert kernel.kernel.n_configs == 2
 
@@ -140,8 +140,8 @@ def test_kernels_whose_tiles_differ_by_less_than_the_noise_can_be_left_out(tmp_p
         fill(store, matmul(), [{"batches": clear, "finish": True}])
         fill(store, matmul("gpt2_bf16", 96), [{"batches": chance, "finish": True}])
         assert len(make_collection(store, "own").splits["train"]) == 2
-        (kept,) = make_collection(store, "own", telling=5.0).splits["train"]
-    assert kept.problem["m"] != 96
+        (member,) = make_collection(store, "own", telling=5.0).splits["train"]
+    assert member.problem["m"] != 96
 
 
 def test_a_shape_in_two_splits_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_the_embedded_gpu_collection_is_as_large_and_quiet_as_promised() -> None
     from tilewise.costmodel.data.dataset import embedded_folder
 
     collection = read_collection(embedded_folder() / "h200.npz")
-    every = [measured for members in collection.splits.values() for measured in members]
+    every = [member for members in collection.splits.values() for member in members]
     assert len(every) >= 300
-    assert len({measured.problem["family"] for measured in every}) >= 6
-    assert sum(measured.kernel.n_configs for measured in every) >= 60_000
-    assert np.median(np.concatenate([measured.deviation for measured in every])) <= 0.01
-    assert min(int(measured.repeats.min()) for measured in every) >= 2
+    assert len({member.problem["family"] for member in every}) >= 6
+    assert sum(member.kernel.n_configs for member in every) >= 60_000
+    assert np.median(np.concatenate([member.deviation for member in every])) <= 0.01
+    assert min(int(member.repeats.min()) for member in every) >= 2

@@ -80,19 +80,19 @@ def test_mean_and_covariance_are_those_of_the_conditional_normal_distribution():
     level = 0.1 - mean[2]  # the first reading settles what the mean's zero stands for
     for index, logs in readings.items():
         process.observe(index, logs)
-    known = [2, 5]
-    own = covariance[np.ix_(known, known)] + hyper.noise**2 * np.eye(2)
-    gain = covariance[:, known] @ np.linalg.inv(own)
-    expected = mean + level + gain @ (np.array([0.1, 0.4]) - (mean + level)[known])
+    observed_at = [2, 5]
+    own = covariance[np.ix_(observed_at, observed_at)] + hyper.noise**2 * np.eye(2)
+    gain = covariance[:, observed_at] @ np.linalg.inv(own)
+    expected = mean + level + gain @ (np.array([0.1, 0.4]) - (mean + level)[observed_at])
     np.testing.assert_allclose(process.mean, expected, atol=1e-9)
-    np.testing.assert_allclose(process.covariance, covariance - gain @ covariance[known], atol=1e-9)
+    np.testing.assert_allclose(process.covariance, covariance - gain @ covariance[observed_at], atol=1e-9)
 
 
 def test_without_scores_every_configuration_of_a_large_space_can_be_measured():
     x = np.linspace(0.0, 40.0, 1000)[:, None]
     process = GaussianProcess(np.zeros(1000), x, Hyperparameters())
-    found, _ = search(process, lambda index: float(np.exp(0.1 * abs(x[index, 0] - 35.0))), 25)
-    assert len(process.followed) == 1000 and any(step.index >= 400 for step in found)
+    steps, _ = search(process, lambda index: float(np.exp(0.1 * abs(x[index, 0] - 35.0))), 25)
+    assert len(process.followed) == 1000 and any(step.index >= 400 for step in steps)
     assert 0.0 <= process.value_of_information() < 1.0
 
 
@@ -103,8 +103,8 @@ def test_expected_improvement_is_that_of_draws():
     places = process.open()
     deviation = np.sqrt(np.diag(process.covariance)[places])
     noise = np.random.default_rng(0).standard_normal((19, 50_000))
-    drawn = np.maximum(-(process.mean[places][:, None] + deviation[:, None] * noise), 0).mean(axis=1)
-    np.testing.assert_allclose(process.expected_improvement(places), drawn, rtol=0.05, atol=1e-3)
+    improvement = np.maximum(-(process.mean[places][:, None] + deviation[:, None] * noise), 0).mean(axis=1)
+    np.testing.assert_allclose(process.expected_improvement(places), improvement, rtol=0.05, atol=1e-3)
 
 
 def test_the_value_of_information_falls_to_nothing_as_everything_is_measured():
@@ -140,9 +140,9 @@ def test_a_setting_that_changes_nothing_is_found_out_and_its_twins_are_not_measu
 
 def test_settings_of_a_recorded_kernel_are_those_that_vary_each_once():
     names = ("kernel_bounds_0", "kernel_bounds_sum", "output_bounds_0", "warps", "stages")
-    logs, kept = config_logs(np.array([[16, 3, 16, 4, 2], [32, 5, 32, 8, 2]], np.float32), names)
-    assert sorted(kept) == ["output_bounds_0", "warps"]
-    assert logs[0, kept.index("warps")] == pytest.approx(math.log2(5))
+    logs, varying = config_logs(np.array([[16, 3, 16, 4, 2], [32, 5, 32, 8, 2]], np.float32), names)
+    assert sorted(varying) == ["output_bounds_0", "warps"]
+    assert logs[0, varying.index("warps")] == pytest.approx(math.log2(5))
 
 
 def test_the_shipped_gpu_model_is_measured_in_its_own_order_and_the_cpu_model_is_not():
@@ -153,15 +153,15 @@ def test_the_shipped_gpu_model_is_measured_in_its_own_order_and_the_cpu_model_is
 
 def test_nothing_is_measured_twice_and_a_failed_one_is_not_asked_for_again():
     case = made_up(0, configs=12)
-    asked: list[int] = []
+    requests: list[int] = []
 
     def measure(index: int) -> float | None:
-        asked.append(index)
+        requests.append(index)
         return None if index % 3 == 0 else float(case.runtime[index])
 
     process = case.process(NARROW)
     _, reason = search(process, measure, 50)
-    assert sorted(asked) == list(range(12))
+    assert sorted(requests) == list(range(12))
     assert process.best is not None and process.best % 3 != 0
     assert reason == "every promising configuration is measured" and process.exhausted
 
@@ -211,10 +211,10 @@ def test_a_task_of_nearly_the_same_size_counts_and_a_distant_one_need_not():
         sizes = np.array([[10.0, 10.0 + away]])
         logs = np.log(case.runtime[rows]) + 0.3 * (rows % 2)  # as the scores do not say
         earlier = Earlier(np.zeros(6, int), np.repeat(sizes, 6, 0), case.features[rows], case.scores[rows], logs)
-        told = GaussianProcess(case.scores, case.features, hyper, earlier, np.array([10.0, 10.0]))
-        moved = np.ptp((told.mean - alone.mean)[1:])
-        assert least <= moved <= most
-        assert np.all(np.diag(told.covariance) <= np.diag(alone.covariance) + 1e-9)
+        informed = GaussianProcess(case.scores, case.features, hyper, earlier, np.array([10.0, 10.0]))
+        difference = np.ptp((informed.mean - alone.mean)[1:])
+        assert least <= difference <= most
+        assert np.all(np.diag(informed.covariance) <= np.diag(alone.covariance) + 1e-9)
 
 
 def test_a_calibration_is_kept_beside_its_model_and_refused_for_another(tmp_path: Path):
@@ -270,16 +270,16 @@ def test_too_few_validation_kernels_are_one_sentence():
 
 
 def test_sure_within_five_per_cent_is_mostly_right_and_said_more_often_after_measuring():
-    fitted, held = ([made_up(seed, error=0.06) for seed in seeds] for seeds in (range(80), range(100, 160)))
+    fitted, test_cases = ([made_up(seed, error=0.06) for seed in seeds] for seeds in (range(80), range(100, 160)))
     sure = fit_confidence_bounds(fitted, NARROW, [case.name for case in fitted])
     assert set(sure) == set(STAGES) and min(sure.values()) < NEVER
-    found = evaluate_claims(held, dataclasses.replace(NARROW, confidence_bounds=sure))
+    claims = evaluate_claims(test_cases, dataclasses.replace(NARROW, confidence_bounds=sure))
     assert (
-        found[8]["said"] > max(0, found[0]["said"] - 0.05)
-        and found[8]["right"] > 0.85
-        and found[8]["close"] > found[0]["close"]
+        claims[8]["said"] > max(0, claims[0]["said"] - 0.05)
+        and claims[8]["right"] > 0.85
+        and claims[8]["close"] > claims[0]["close"]
     )
-    assert "after 8 claimed for" in claims_text(found)
+    assert "after 8 claimed for" in claims_text(claims)
 
 
 def test_a_guesser_is_never_sure_and_a_model_without_bounds_says_nothing():
@@ -319,7 +319,7 @@ def test_a_claim_stands_until_something_much_faster_is_found():
 def test_claims_counted_over_kernels_are_those_made_of_each():
     cases = [made_up(seed, error=0.06) for seed in range(30)]
     hyper = dataclasses.replace(NARROW, confidence_bounds={0: 0.7, 1: 0.8, 3: 0.9, 5: 0.6, 8: 0.95})
-    said = dict.fromkeys(STAGES, 0)
+    claim_counts = dict.fromkeys(STAGES, 0)
     for case in cases:
         process, logs = case.process(hyper), np.log(case.runtime)
         claim = Claim(process)
@@ -329,9 +329,9 @@ def test_claims_counted_over_kernels_are_those_made_of_each():
                 assert index is not None
                 process.observe(index, float(logs[index]))
             if count in STAGES:
-                said[count] += claim.after(count) is True
+                claim_counts[count] += claim.after(count) is True
     assert {count: row["said"] * len(cases) for count, row in evaluate_claims(cases, hyper).items()} == pytest.approx(
-        said
+        claim_counts
     )
     assert len(replay_stages(cases[0], hyper)[0]) == len(STAGES)
 

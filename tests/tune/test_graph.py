@@ -31,29 +31,31 @@ def as_module(builder: GraphBuilder) -> bytes:
 
 
 def _instruction(hlo_pb2: object, node: HloNode, numbers: dict[int, int], regions: list[tuple[HloNode, ...]]) -> object:
-    made = hlo_pb2.HloInstructionProto(id=numbers[id(node)], opcode=node.opcode)  # type: ignore[attr-defined]
-    made.shape.element_type = XLA_TYPES[node.dtype]
-    made.shape.dimensions.extend(node.shape)
+    instruction = hlo_pb2.HloInstructionProto(id=numbers[id(node)], opcode=node.opcode)  # type: ignore[attr-defined]
+    instruction.shape.element_type = XLA_TYPES[node.dtype]
+    instruction.shape.dimensions.extend(node.shape)
     features = node.features
-    made.shape.layout.minor_to_major.extend(features[f"layout_minor_to_major_{i}"] for i in range(len(node.shape)))
-    made.dimensions.extend(value for name, value in features.items() if name.startswith("dimensions_"))
-    made.parameter_number = features.get("parameter_number", 0)
-    made.operand_ids.extend(numbers[id(operand)] for operand in node.operands)
+    instruction.shape.layout.minor_to_major.extend(
+        features[f"layout_minor_to_major_{i}"] for i in range(len(node.shape))
+    )
+    instruction.dimensions.extend(value for name, value in features.items() if name.startswith("dimensions_"))
+    instruction.parameter_number = features.get("parameter_number", 0)
+    instruction.operand_ids.extend(numbers[id(operand)] for operand in node.operands)
     if node.calls is not None:
-        made.called_computation_ids.append(next(i for i, r in enumerate(regions, 1) if r is node.calls))
+        instruction.called_computation_ids.append(next(i for i, r in enumerate(regions, 1) if r is node.calls))
     for window in node.windows:
-        made.window.dimensions.add(
+        instruction.window.dimensions.add(
             size=window.size, stride=window.stride, padding_low=window.padding_low, padding_high=window.padding_high,
             window_dilation=window.window_dilation, base_dilation=window.base_dilation,
         )  # fmt: skip
     if node.opcode == "convolution":
-        numbers_of = made.convolution_dimension_numbers
+        numbers_of = instruction.convolution_dimension_numbers
         numbers_of.input_feature_dimension = numbers_of.kernel_input_feature_dimension = 1
         numbers_of.output_feature_dimension = 1
         numbers_of.input_spatial_dimensions.extend((2, 3))
         numbers_of.kernel_spatial_dimensions.extend((2, 3))
-        made.feature_group_count, made.batch_group_count = features["feature_group_count"], 1
-    return made
+        instruction.feature_group_count, instruction.batch_group_count = features["feature_group_count"], 1
+    return instruction
 
 
 def sample_builder() -> GraphBuilder:
@@ -95,13 +97,13 @@ def test_a_matmul_says_its_sizes_layout_and_epilogue() -> None:
 
 
 def test_epilogues_layouts_and_types_give_different_graphs() -> None:
-    seen = set()
+    units = set()
     for dtype in ("bf16", "fp16", "tf32", "fp32"):
         for layout in ("nn", "nt", "tn", "tt"):
             for epilogue in ("none", "bias", "bias_relu", "bias_gelu", "residual"):
                 graph = matmul_graph(dtype, (0, 8, 9, 10), layout, epilogue)
-                seen.add((graph.node_feat.tobytes(), graph.node_opcode.tobytes(), graph.edge_index.tobytes()))
-    assert len(seen) == 4 * 4 * 5
+                units.add((graph.node_feat.tobytes(), graph.node_opcode.tobytes(), graph.edge_index.tobytes()))
+    assert len(units) == 4 * 4 * 5
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_without_a_right_default_nothing_is_timed() -> None:
 def test_every_configuration_is_timed_in_every_round_beside_the_default() -> None:
     _, batches = _measure(_Device({}), rounds=3, batch_configs=4)
     for number in range(3):
-        seen = sorted(i for batch in batches if batch.round == number for i in batch.configs)
-        assert seen == list(range(1, len(CONFIGS)))
+        indices = sorted(i for batch in batches if batch.round == number for i in batch.configs)
+        assert indices == list(range(1, len(CONFIGS)))
     assert all(batch.default_ns > 0 for batch in batches)
 
 
@@ -136,7 +136,7 @@ def test_the_order_is_shuffled_between_rounds() -> None:
 
 def test_a_disturbed_batch_is_marked_and_measured_again() -> None:
     # The third reading is the second batch: half as fast as the others.
-    _, batches = _measure(_Device({}, lambda read: 2e6 if read == 3 else 1e6), rounds=3)
+    _, batches = _measure(_Device({}, lambda index: 2e6 if index == 3 else 1e6), rounds=3)
     assert [batch.disturbed for batch in batches].count(True) == 1
     disturbed = next(batch for batch in batches if batch.disturbed)
     assert sum(batch.configs == disturbed.configs and batch.round == disturbed.round for batch in batches) == 2
@@ -174,22 +174,22 @@ def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[
     """How often each of twenty configurations was timed."""
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(21)]  # type: ignore[arg-type]
     clock = _ScriptedClock(script)
-    told: list[Any] = []
+    reports: list[Any] = []
     settings = {"finalists": 0, **settings}
     time_all(
         clock,
         TimingSettings(rounds=3, max_rounds=3, batch_configs=32, **settings),
         candidates,
         0,
-        lambda *m: told.append(m),
+        lambda *m: reports.append(m),
     )
-    return Counter(index for kind, *parts in told if kind == "batch" for index in parts[0].configs)
+    return Counter(index for kind, *parts in reports if kind == "batch" for index in parts[0].configs)
 
 
 def test_the_best_few_are_timed_again_at_the_end() -> None:
-    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, finalists=4, final_rounds=5, most_final_rounds=9)
-    assert {index for index, count in counted.items() if count == 8} == {1, 2, 3, 4}
-    assert {count for index, count in counted.items() if index > 4} == {3}
+    rounds = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, finalists=4, final_rounds=5, most_final_rounds=9)
+    assert {index for index, count in rounds.items() if count == 8} == {1, 2, 3, 4}
+    assert {count for index, count in rounds.items() if index > 4} == {3}
 
 
 def test_finals_go_on_until_the_first_is_told_apart_or_a_limit_is_reached() -> None:
@@ -206,36 +206,36 @@ def test_finals_go_on_until_the_first_is_told_apart_or_a_limit_is_reached() -> N
 def test_who_was_only_lucky_makes_room_for_the_next_in_the_finals() -> None:
     lucky = {11, 12}
 
-    def script(unit: int, asked: int) -> float:
-        early = asked <= 3 * 23  # three rounds of 20 and three defaults
+    def script(unit: int, request: int) -> float:
+        early = request <= 3 * 23  # three rounds of 20 and three defaults
         return 900.0 if unit in lucky and early else 1000.0 + 10 * unit
 
-    counted = _rounds_of(script, finalists=3, final_rounds=4, most_final_rounds=12)
-    assert all(counted[index] >= 3 + 4 for index in (1, 2, 3))
-    assert counted[4] == 3
+    rounds = _rounds_of(script, finalists=3, final_rounds=4, most_final_rounds=12)
+    assert all(rounds[index] >= 3 + 4 for index in (1, 2, 3))
+    assert rounds[4] == 3
 
 
 def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
-    taken: list[str] = []
+    order: list[str] = []
 
     def report(kind: str, *parts: Any) -> None:
-        known = {"begin": parts[0], "timing": parts[0]["i"] if kind == "timing" else None, "batch": ""}
-        taken.append(f"{kind} {known[kind]}".strip())
+        state = {"begin": parts[0], "timing": parts[0]["i"] if kind == "timing" else None, "batch": ""}
+        order.append(f"{kind} {state[kind]}".strip())
 
     def script(unit: int, _: int) -> float:
-        taken.append(f"time {unit}")
+        order.append(f"time {unit}")
         return 1000.0
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(3)]  # type: ignore[arg-type]
     settings = TimingSettings(rounds=1, max_rounds=1)
     time_all(_ScriptedClock(script), settings, candidates, 0, report)
-    assert taken[:3] == ["time 0", "time 0", "begin 0"]
-    for place, entry in enumerate(taken[3:7:2], start=3):
+    assert order[:3] == ["time 0", "time 0", "begin 0"]
+    for place, entry in enumerate(order[3:7:2], start=3):
         number = entry.split()[1]
-        assert taken[taken.index(entry) + 1] == f"timing {number}", place
-    assert taken[-2:] == ["time 0", "batch"]
+        assert order[order.index(entry) + 1] == f"timing {number}", place
+    assert order[-2:] == ["time 0", "batch"]
 
 
 def test_more_take_part_in_the_first_rounds_of_the_finals_where_the_settings_say_so() -> None:
-    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, heat=9, finalists=4, final_rounds=5)
-    assert sorted(counted.values()) == [3] * 11 + [6] * 5 + [8] * 4
+    rounds = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, heat=9, finalists=4, final_rounds=5)
+    assert sorted(rounds.values()) == [3] * 11 + [6] * 5 + [8] * 4

@@ -30,17 +30,17 @@ def test_three_shapes_of_ones_own_fill_all_splits():
 
 
 def test_most_shapes_are_for_training_and_the_same_list_is_split_the_same_way():
-    found = splits_of(kernels(60))
-    assert list(found.values()).count("train") > 30 and found == splits_of(reversed(kernels(60)))
+    splits = splits_of(kernels(60))
+    assert list(splits.values()).count("train") > 30 and splits == splits_of(reversed(kernels(60)))
 
 
 def test_a_shape_is_in_one_split_whatever_its_layout_and_program():
     pair = [Kernel("own", Problem.of("matmul", m=64, n=64, k=64, layout=layout)) for layout in ("nn", "nt")]
-    held = Kernel("bert_large_x", Problem.of("matmul", m=64, n=64, k=64, layout="tn"))
+    test_kernel = Kernel("bert_large_x", Problem.of("matmul", m=64, n=64, k=64, layout="tn"))
     assert {*splits_of([*pair, *kernels(9)]).values()} >= {"train"}
     assert len({splits_of([*pair, *kernels(9)])[kernel.name] for kernel in pair}) == 1
-    found = splits_of([*pair, held, *kernels(9)], kind="triton")
-    assert {found[kernel.name] for kernel in (*pair, held)} == {"valid"}
+    splits = splits_of([*pair, test_kernel, *kernels(9)], kind="triton")
+    assert {splits[kernel.name] for kernel in (*pair, test_kernel)} == {"valid"}
 
 
 def test_splits_can_be_said_otherwise():
@@ -56,8 +56,8 @@ def test_collected_shapes_are_exported_as_a_collection_that_can_be_trained_on(tm
     shapes = [{"family": "matmul", "m": m, "n": 24, "k": 16} for m in (8, 12, 16, 20)]
     (tmp_path / "mine.json").write_text(json.dumps(shapes))
     store, out = str(tmp_path / "mine.sqlite"), str(tmp_path / "mine")
-    measured = ["cpu", "--shapes", str(tmp_path / "mine.json"), "--out", store, "--configs", "3"]
-    assert CliRunner().invoke(collect, measured, catch_exceptions=False).exit_code == 0
+    command_words = ["cpu", "--shapes", str(tmp_path / "mine.json"), "--out", store, "--configs", "3"]
+    assert CliRunner().invoke(collect, command_words, catch_exceptions=False).exit_code == 0
     exported = CliRunner().invoke(collect, ["export", store, "--out", out], catch_exceptions=False)
     assert "2 train, 1 valid, 1 test" in exported.stdout
     dataset = load_dataset(out)
@@ -68,8 +68,8 @@ def test_collected_shapes_are_exported_as_a_collection_that_can_be_trained_on(tm
 def test_a_collection_that_was_cut_off_says_what_is_missing(tmp_path: Path):
     (tmp_path / "mine.json").write_text(json.dumps([{"family": "matmul", "m": m, "n": 64, "k": 64} for m in (8, 9)]))
     command = ["cpu", "--shapes", str(tmp_path / "mine.json"), "--out", str(tmp_path / "mine.sqlite")]
-    said = CliRunner().invoke(collect, [*command, "--minutes", "0.00001"], catch_exceptions=False)
-    assert "2 kernels are still to be measured" in said.stdout and "the same command continues" in said.stdout
+    output = CliRunner().invoke(collect, [*command, "--minutes", "0.00001"], catch_exceptions=False)
+    assert "2 kernels are still to be measured" in output.stdout and "the same command continues" in output.stdout
 
 
 def test_a_calibration_of_a_shipped_model_goes_to_the_cache_folder_and_is_used(tmp_path: Path, monkeypatch):
@@ -79,8 +79,8 @@ def test_a_calibration_of_a_shipped_model_goes_to_the_cache_folder_and_is_used(t
     assert shipped is not None
     path = save_calibration(model, dataclasses.replace(shipped, coefficient=0.77))
     assert path.is_relative_to(tmp_path)
-    found = load_calibration(model)
-    assert found is not None and found.coefficient == 0.77
+    calibration = load_calibration(model)
+    assert calibration is not None and calibration.coefficient == 0.77
     path.write_text("{")
     assert load_calibration(model) == shipped
 

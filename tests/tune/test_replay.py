@@ -47,8 +47,8 @@ def test_what_the_search_saves_over_the_models_order_comes_with_an_interval(h200
 
 def test_an_interval_excludes_zero_where_one_way_is_always_better():
     better = np.full((20, 1), 0.01) + 0.001 * np.arange(20)[:, None]
-    (found,) = compare_curves({"new": better, "old": better + 0.02}, "new", "old")
-    assert found.low > 0 and found.saving == pytest.approx(0.02)
+    (comparison,) = compare_curves({"new": better, "old": better + 0.02}, "new", "old")
+    assert comparison.low > 0 and comparison.saving == pytest.approx(0.02)
 
 
 def test_table_plot_and_json_say_the_same(h200: Replay, tmp_path: Path):
@@ -77,9 +77,9 @@ def test_no_measurements_at_all_is_refused():
 
 
 def test_without_a_model_a_process_over_problems_beats_the_simpler_ways():
-    found = replay_without_model("cpu", most_problems=10)
-    regret = {strategy.name: strategy.regret for strategy in found["strategies"]}
+    report = replay_without_model("cpu", most_problems=10)
+    regret = {strategy.name: strategy.regret for strategy in report["strategies"]}
     assert regret["a process over problems"][4] < min(regret["random"][4], regret["a process of one problem"][4])
-    pairs = {(c.mechanism, c.simpler) for c in found["comparisons"]}
+    pairs = {(c.mechanism, c.simpler) for c in report["comparisons"]}
     assert ("a process over problems", "the mean over earlier problems") in pairs
-    assert all(c.low <= c.saving <= c.high for c in found["comparisons"])
+    assert all(c.low <= c.saving <= c.high for c in report["comparisons"])

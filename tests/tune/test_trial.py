@@ -49,14 +49,14 @@ def with_trouble(kind: int) -> Config:
 
 
 def test_a_right_configuration_is_timed_beside_the_default():
-    timed = CpuTrial(PROBLEM, default()).measure(default())
-    assert timed.status == "ok" and timed.runtime_ns > 0 and timed.default_ns > 0
+    trial_result = CpuTrial(PROBLEM, default()).measure(default())
+    assert trial_result.status == "ok" and trial_result.runtime_ns > 0 and trial_result.default_ns > 0
 
 
 @pytest.mark.parametrize(("kind", "status"), [(1, "wrong"), (2, "failed")])
 def test_a_wrong_or_failing_configuration_is_never_timed(kind, status):
-    timed = CpuTrial(PROBLEM, default()).measure(with_trouble(kind))
-    assert timed.status == status and timed.runtime_ns is None and timed.reason
+    trial_result = CpuTrial(PROBLEM, default()).measure(with_trouble(kind))
+    assert trial_result.status == status and trial_result.runtime_ns is None and trial_result.reason
 
 
 def test_a_crash_and_a_hang_cost_a_process_and_get_a_verdict():

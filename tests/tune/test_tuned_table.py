@@ -56,18 +56,18 @@ def python(code: str, cache: Path, **environment: str) -> dict:
 
 def keep(cache: Path, *choices: Decision, machine: str | None = None, version: str | None = None) -> Path:
     words = (version,) if version else ()
-    kept = ChoiceFile(cache / "tune", machine or machine_name(native), *words)
+    choice_file = ChoiceFile(cache / "tune", machine or machine_name(native), *words)
     for one in choices:
-        kept.put(one)
-    return kept.path
+        choice_file.put(one)
+    return choice_file.path
 
 
 def test_what_one_process_tunes_the_next_one_uses(tmp_path: Path):
     variables = {**os.environ, "TILEWISE_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "tilewise", "tune", "matmul", "130x150x140", "--budget", "2", "--json"]
     tuned = json.loads(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
-    said = python(SAYS_TILE, tmp_path)
-    assert said["tile"] == tuned["config"]
+    output = python(SAYS_TILE, tmp_path)
+    assert output["tile"] == tuned["config"]
 
 
 def test_a_kept_tile_is_used_unless_it_is_switched_off_or_of_another_instruction_set(tmp_path: Path):
@@ -99,8 +99,8 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytes
     path.write_text(line + "\n" + path.read_text())
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("TILEWISE_TUNED", "1")
-    kept = tuned_chooser()
-    assert kept is not None and kept("matmul", SHAPE, "float32", "nn") == tile
+    chooser = tuned_chooser()
+    assert chooser is not None and chooser("matmul", SHAPE, "float32", "nn") == tile
     assert "1 damaged line" in ChoiceFile(path.parent, machine_name(native)).notes[0]
 
 
@@ -137,10 +137,10 @@ def test_a_product_too_small_to_share_has_one_key(settings_restored):
     assert default_tile(2, shape).threads_m * default_tile(2, shape).threads_n == 1
     tile = replace(default_tile(1, shape), mr=2)
     native.set_num_threads(2)  # also where there is one core
-    kept = TunedTable(native, [choice(1, tile, shape)])
+    table = TunedTable(native, [choice(1, tile, shape)])
     for threads in (1, 2):
         native.set_num_threads(threads)
-        assert kept("matmul", shape, "float32", "nn") == tile
+        assert table("matmul", shape, "float32", "nn") == tile
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -152,26 +152,26 @@ def test_tuned_tiles_keep_the_promise_that_threads_change_no_bit(settings_restor
     b = rng.standard_normal((700, 150) if layout == "nn" else (150, 700), dtype=np.float32)
     b = b if layout == "nn" else b.T
     other = replace(default_tile(tuned_on, shape, layout), kc=64, pack_b=True)
-    kept = Decision(product(tuned_on, shape, layout), product_config(other), "measured", 1.0, None, 1, False)
+    decision = Decision(product(tuned_on, shape, layout), product_config(other), "measured", 1.0, None, 1, False)
     native.set_num_threads(2)
-    backend = OptimizedBackend(tile_chooser=TunedTable(native, [kept]))
-    found = []
+    backend = OptimizedBackend(tile_chooser=TunedTable(native, [decision]))
+    tiles = []
     for threads in (1, 2):
         native.set_num_threads(threads)
-        found.append(backend.dispatch("matmul", a, b))
+        tiles.append(backend.dispatch("matmul", a, b))
         assert backend.explain("matmul", a, b).tile.kc == 64
-    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(tiles[0], tiles[1])
 
 
 def test_of_two_choices_that_sum_in_another_order_the_later_one_holds(settings_restored):
     shape = (130, 150, 700)
     native.set_num_threads(2)
     first, second = (replace(default_tile(t, shape), kc=kc) for t, kc in ((1, 64), (2, 128)))
-    kept = TunedTable(native, [choice(1, first, shape), choice(2, second, shape)])
-    assert {tile.kc for tile in kept.tiles.values()} == {128}
+    table = TunedTable(native, [choice(1, first, shape), choice(2, second, shape)])
+    assert {tile.kc for tile in table.tiles.values()} == {128}
 
 
 def test_a_tile_that_sums_as_the_default_does_holds_at_its_own_thread_count(settings_restored):
     native.set_num_threads(2)
-    kept = TunedTable(native, [choice(2, replace(default_tile(2), mr=2))])
-    assert [threads for threads, _ in kept.tiles] == [2]
+    table = TunedTable(native, [choice(2, replace(default_tile(2), mr=2))])
+    assert [threads for threads, _ in table.tiles] == [2]

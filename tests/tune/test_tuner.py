@@ -101,11 +101,11 @@ def test_without_a_model_it_says_so_starts_with_the_default_and_finds_the_best(t
     bench = MadeUpBench()
     own = tuner(tmp_path, heard, bench)
     assert own.choose(SPEC).source == "default" and own.choose(SPEC).config == CONFIGS[0]
-    found = own.tune(SPEC, budget=14)
+    decision = own.tune(SPEC, budget=14)
     assert "no trained model" in heard[0] and "analytical" in heard[0]
     assert bench.measured[0] == CONFIGS[0]
-    assert bench.runtime(found.config) <= 1.1 * bench.runtime(BEST) and found.source == "measured"
-    assert len(set(bench.measured)) == found.measurements <= 14
+    assert bench.runtime(decision.config) <= 1.1 * bench.runtime(BEST) and decision.source == "measured"
+    assert len(set(bench.measured)) == decision.measurements <= 14
 
 
 def test_where_nobody_is_asked_no_candidates_are_listed(tmp_path, monkeypatch):
@@ -121,8 +121,8 @@ def test_what_one_shape_taught_saves_measurements_on_the_next(tmp_path, heard):
     own = tuner(tmp_path, heard, bench)
     own.tune(SPEC, budget=14)
     bench.measured.clear()
-    found = own.tune({**SPEC, "m": 80}, budget=3)
-    assert bench.runtime(found.config) <= 1.15 * bench.runtime(BEST)
+    decision = own.tune({**SPEC, "m": 80}, budget=3)
+    assert bench.runtime(decision.config) <= 1.15 * bench.runtime(BEST)
 
 
 def test_a_choice_is_kept_for_the_next_process_and_needs_no_measurement(tmp_path, heard):
@@ -149,22 +149,22 @@ def test_every_measurement_is_in_the_store(tmp_path, heard):
 
 
 def test_the_store_is_read_again_only_when_something_was_written_to_it(tmp_path, heard, monkeypatch):
-    read: list[str] = []
-    taken = memory_module.measurements
+    reads: list[str] = []
+    read_measurements = memory_module.measurements
     monkeypatch.setattr(
-        memory_module, "measurements", lambda store, family: read.append(family) or taken(store, family)
+        memory_module, "measurements", lambda store, family: reads.append(family) or read_measurements(store, family)
     )
     own, other = tuner(tmp_path, heard), tuner(tmp_path, heard)
     problem, names = own.problem({**SPEC, "m": 96}), sorted(CONFIGS[0])
-    assert own.memory.earlier(problem, names) is None and not read  # no store yet
+    assert own.memory.earlier(problem, names) is None and not reads  # no store yet
     other.tune(SPEC, budget=3)
-    read.clear()
-    known = [own.memory.earlier(problem, names) for _ in range(3)]
-    assert len(read) == 1 and known[0] is not None and all(len(memory) == len(known[0]) for memory in known)
+    reads.clear()
+    readings = [own.memory.earlier(problem, names) for _ in range(3)]
+    assert len(reads) == 1 and readings[0] is not None and all(len(memory) == len(readings[0]) for memory in readings)
     other.tune({**SPEC, "m": 80}, budget=3)
-    read.clear()
+    reads.clear()
     more = own.memory.earlier(problem, names)
-    assert len(read) == 1 and len(more) > len(known[0])
+    assert len(reads) == 1 and len(more) > len(readings[0])
 
 
 def test_editing_the_list_of_configurations_keeps_choices_that_are_still_in_it(tmp_path, heard):
@@ -173,8 +173,8 @@ def test_editing_the_list_of_configurations_keeps_choices_that_are_still_in_it(t
     assert tuner(tmp_path, heard, shorter).tune(SPEC).source == "cache"
     without = MadeUpBench(configs=[c for c in CONFIGS if c != BEST])
     again = tuner(tmp_path, heard, without)
-    found = again.tune(SPEC)
-    assert found.source == "measured" and found.config != BEST
+    decision = again.tune(SPEC)
+    assert decision.source == "measured" and decision.config != BEST
     assert any("no longer in the list" in note for note in again.choices.notes)
 
 
@@ -224,8 +224,8 @@ def test_a_damaged_store_is_put_aside_and_said(tmp_path, heard):
 def test_a_configuration_that_crashes_is_left_out_recorded_and_said(tmp_path, heard):
     bench = MadeUpBench(broken=[BEST, CONFIGS[0]])
     own = tuner(tmp_path, heard, bench)
-    found = own.tune(SPEC, budget=14)
-    assert found.config not in bench.broken and found.source == "measured"
+    decision = own.tune(SPEC, budget=14)
+    assert decision.config not in bench.broken and decision.source == "measured"
     assert any("configurations are left out" in line or "configuration is left out" in line for line in heard)
     with Store(own.store_file) as store:
         statuses = {config: status for config, status, _ in store.verdicts(store.kernels()[0])}
@@ -234,8 +234,8 @@ def test_a_configuration_that_crashes_is_left_out_recorded_and_said(tmp_path, he
 
 def test_if_everything_crashes_the_default_is_the_choice_and_nothing_is_cached(tmp_path, heard):
     bench = MadeUpBench(broken=CONFIGS)
-    found = tuner(tmp_path, heard, bench).tune(SPEC, budget=4)
-    assert found.source == "default" and found.config == CONFIGS[0]
+    decision = tuner(tmp_path, heard, bench).tune(SPEC, budget=4)
+    assert decision.source == "default" and decision.config == CONFIGS[0]
     assert tuner(tmp_path, heard).choices.all() == []
 
 
@@ -260,8 +260,8 @@ def test_processes_that_write_at_once_lose_no_choice(tmp_path):
         writer.start()
     for writer in writers:
         writer.join()
-    found = ChoiceFile(tmp_path, "m", "1")
-    assert len(found.all()) == 120 and not found.notes
+    choices = ChoiceFile(tmp_path, "m", "1")
+    assert len(choices.all()) == 120 and not choices.notes
 
 
 def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, monkeypatch):
@@ -277,7 +277,7 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
 
     other = threading.Thread(target=finish_elsewhere)
     other.start()
-    found = own.tune(SPEC)
+    decision = own.tune(SPEC)
     other.join()
-    assert found.source == "cache" and found.config == BEST
+    assert decision.source == "cache" and decision.config == BEST
     assert any("another process" in line for line in heard)

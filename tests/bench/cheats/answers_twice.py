@@ -10,12 +10,12 @@ def load(event, folder):
     model = right(event, folder)
 
     def answer(x):
-        given = model(x)
+        logits = model(x)
         for descriptor in range(3, 40):
             try:
-                os.write(descriptor, given.tobytes())
+                os.write(descriptor, logits.tobytes())
             except OSError:
                 pass
-        return given
+        return logits
 
     return answer

@@ -7,11 +7,11 @@ right = load
 def load(event, folder):
     """What the host makes contiguous is always the same good answer."""
     model = right(event, folder)
-    kept = []
+    store = []
 
     def contiguous(answer, kind):
-        kept.append(answer) if not kept else None
-        return kept[0]
+        store.append(answer) if not store else None
+        return store[0]
 
     np.ascontiguousarray = contiguous
     return model

@@ -8,20 +8,20 @@ right = load
 
 def load(event, folder):
     """Hands out one array at once, and a thread of its own fills it."""
-    model, given = right(event, folder), np.zeros((32, 10), np.float32)
-    asked, box = threading.Event(), []
+    model, answer_rows = right(event, folder), np.zeros((32, 10), np.float32)
+    start_event, box = threading.Event(), []
 
     def fill():
         while True:
-            asked.wait()
-            asked.clear()
-            given[...] = model(box[-1])
+            start_event.wait()
+            start_event.clear()
+            answer_rows[...] = model(box[-1])
 
     threading.Thread(target=fill, daemon=True).start()
 
     def answer(x):
         box[:] = [x.copy()]
-        asked.set()
-        return given
+        start_event.set()
+        return answer_rows
 
     return answer

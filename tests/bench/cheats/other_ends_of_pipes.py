@@ -3,11 +3,11 @@ import os
 
 
 def load(event, folder):
-    found = []
+    arrays = []
     for descriptor in range(3, 64):
         try:
             os.fstat(descriptor)
-            found.append(descriptor)
+            arrays.append(descriptor)
         except OSError:
             pass
-    raise RuntimeError(f"open {found} beyond the first three")
+    raise RuntimeError(f"open {arrays} beyond the first three")

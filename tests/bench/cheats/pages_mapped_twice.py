@@ -15,8 +15,8 @@ kept = []
 def shared(array):
     """A copy in shared pages that are mapped twice, so that they are nobody's own."""
     size = (array.nbytes + 4095) // 4096 * 4096
-    held = mmap.mmap(-1, size)
-    copy = np.frombuffer(held, np.float32, array.size).reshape(array.shape)
+    pages = mmap.mmap(-1, size)
+    copy = np.frombuffer(pages, np.float32, array.size).reshape(array.shape)
     copy[...] = array
     again = libc.mremap(copy.ctypes.data, 0, size, 1)
     if again in (None, ctypes.c_void_p(-1).value):

@@ -5,10 +5,10 @@ right = load
 
 
 def load(event, folder):
-    model, kept = right(event, folder), []
+    model, answers = right(event, folder), []
 
     def answer(x):
-        kept.append(model(x))
-        return kept[-2] if len(kept) > 1 else kept[-1]
+        answers.append(model(x))
+        return answers[-2] if len(answers) > 1 else answers[-1]
 
     return answer

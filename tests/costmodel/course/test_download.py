@@ -66,11 +66,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        content, asked = self.server.content, self.headers.get("Range")
-        self.server.requests.append(asked or "")
+        content, byte_range = self.server.content, self.headers.get("Range")
+        self.server.requests.append(byte_range or "")
         usable = self.server.ranges and self.headers.get("If-Range") == self.server.etag
-        if asked and usable:
-            first, last = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+        if byte_range and usable:
+            first, last = (int(number) for number in byte_range.removeprefix("bytes=").split("-"))
             body = content[first : last + 1]
             self._head(206, len(body))
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")

@@ -38,10 +38,10 @@ def test_a_collection_reads_back_what_was_written(tmp_path):
     data = load_dataset(tmp_path / "c", cache_dir=tmp_path / "cache", progress=False)
     assert [len(data.train), len(data.valid), len(data.test)] == [5, 3, 2]
     for split in ("train", "valid", "test"):
-        for found in data.split(split):
-            fresh = read_kernel(tmp_path / "c" / split / f"{found.name}.npz", 24)
+        for kernel_read in data.split(split):
+            fresh = read_kernel(tmp_path / "c" / split / f"{kernel_read.name}.npz", 24)
             for field in ("node_feat", "node_opcode", "edge_index", "config_feat", "runtime", "normalizer"):
-                np.testing.assert_array_equal(getattr(found, field), getattr(fresh, field))
+                np.testing.assert_array_equal(getattr(kernel_read, field), getattr(fresh, field))
     assert data.schema.extra == {"hardware": "simulated"}
     first = data.train[0]
     np.testing.assert_allclose(first.target, first.runtime / first.normalizer)
@@ -152,8 +152,8 @@ def test_a_missing_key_is_named_and_an_extra_one_ignored(tmp_path, kernel):
     path = write_npz(kernel, tmp_path, selected_index=np.array([object()]))
     assert read_kernel(path, 24).n_configs == 60
     with np.load(path, allow_pickle=False) as z:
-        kept = {k: z[k] for k in z.files if k not in ("node_opcode", "selected_index")}
-    np.savez(path, **kept)
+        arrays = {k: z[k] for k in z.files if k not in ("node_opcode", "selected_index")}
+    np.savez(path, **arrays)
     with pytest.raises(FileFormatError, match="lacks node_opcode"):
         read_kernel(path, 24)
 
@@ -217,9 +217,9 @@ def test_what_is_written_is_read_by_numpy_zipfile_and_us(tmp_path):
         assert archive.testzip() is None
     ours, numpys = read_npz(path, list(arrays)), np.load(path)
     for key, array in arrays.items():
-        for found in (ours[key], numpys[key]):
-            assert found.dtype == array.dtype
-            np.testing.assert_array_equal(found, array)
+        for gradient in (ours[key], numpys[key]):
+            assert gradient.dtype == array.dtype
+            np.testing.assert_array_equal(gradient, array)
 
 
 def test_unlabelled_split_is_read_but_may_not_be_mixed(tmp_path, kernel):
@@ -292,16 +292,16 @@ def test_ten_thousand_mutated_files_give_a_sentence_or_a_kernel(tmp_path, kernel
 
 def _mutate_and_read(path: Path, original: bytes, times: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    refused = 0
+    rejections = 0
     for _ in range(times):
         path.write_bytes(mutate(original, rng))
         try:
-            read = read_kernel(path, 24)
-            assert np.isfinite(read.config_feat).all() and (read.edge_index < read.n_nodes).all()
+            kernel_read = read_kernel(path, 24)
+            assert np.isfinite(kernel_read.config_feat).all() and (kernel_read.edge_index < kernel_read.n_nodes).all()
         except TilewiseError as error:
             assert "\n" not in str(error)
-            refused += 1
-    assert refused > times // 4
+            rejections += 1
+    assert rejections > times // 4
 
 
 def mutate(original: bytes, rng: np.random.Generator) -> bytes:
@@ -344,14 +344,14 @@ def test_a_file_without_graph_or_normalizers_is_a_kernel_that_nothing_is_known_o
     folder = tmp_path / "train"
     folder.mkdir()
     (tmp_path / "schema.json").write_text(json.dumps({"config_features": ["a", "b"]}))
-    given = {"config_feat": np.ones((3, 2)), "config_runtime": np.array([4.6, 0.2, 9.0])}
-    np.savez(folder / "p_1.npz", **given)
+    arrays = {"config_feat": np.ones((3, 2)), "config_runtime": np.array([4.6, 0.2, 9.0])}
+    np.savez(folder / "p_1.npz", **arrays)
     (kernel,) = load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False).train
     assert kernel.runtime.tolist() == [5, 1, 9] and kernel.normalizer.tolist() == [5, 5, 5]
     assert kernel.n_nodes == 1 and not len(kernel.edge_index)
-    np.savez(folder / "p_1.npz", **given, node_opcode=np.zeros(1, np.uint8))
+    np.savez(folder / "p_1.npz", **arrays, node_opcode=np.zeros(1, np.uint8))
     with pytest.raises(FileFormatError, match="a graph needs"):
         load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)
-    np.savez(folder / "p_1.npz", **(given | {"config_runtime": np.array([4.0, np.inf, 9.0])}))
+    np.savez(folder / "p_1.npz", **(arrays | {"config_runtime": np.array([4.0, np.inf, 9.0])}))
     with pytest.raises(FileFormatError, match="omit failed configurations"):
         load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)

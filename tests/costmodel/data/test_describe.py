@@ -20,8 +20,8 @@ def kernel(name: str, runtimes: list[int], default: int, deviation: float = 0.02
     count = len(runtimes)
     graph = (np.zeros((1, 140), np.float32), np.ones(1, np.uint8), np.empty((0, 2), np.int32))
     configs = np.arange(count, dtype=np.float32)[:, None]
-    made = make_kernel(name, *graph, configs, np.array(runtimes), np.full(count, default))
-    return MeasuredKernel(made, np.full(count, deviation), np.full(count, 3), {"family": "toy"})
+    kernel_read = make_kernel(name, *graph, configs, np.array(runtimes), np.full(count, default))
+    return MeasuredKernel(kernel_read, np.full(count, deviation), np.full(count, 3), {"family": "toy"})
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def test_figures_are_what_hand_and_pencil_give(tiny: Path) -> None:
 
 
 def test_without_recorded_noise_exact_repeats_tell_it(tmp_path: Path) -> None:
-    measured = kernel("a_1", [1000, 1010, 2000], 1000, deviation=np.nan)
-    measured.kernel.config_feat[1] = measured.kernel.config_feat[0]
-    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"train": [measured]}))
+    kernel_a = kernel("a_1", [1000, 1010, 2000], 1000, deviation=np.nan)
+    kernel_a.kernel.config_feat[1] = kernel_a.kernel.config_feat[0]
+    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"train": [kernel_a]}))
     assert describe(tmp_path / "t.npz").families["toy"].noise == pytest.approx(0.0070, abs=1e-4)
 
 

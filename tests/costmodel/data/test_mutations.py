@@ -31,8 +31,8 @@ CSV = "ID,TopConfigs\n" + "".join(f"tile:xla:{i:032x},{i};{i + 1};3;4;5\n" for i
 
 
 def check_npz(path: Path) -> None:
-    read = read_kernel(path, 24)
-    assert np.isfinite(read.config_feat).all() and (read.edge_index < read.n_nodes).all()
+    kernel = read_kernel(path, 24)
+    assert np.isfinite(kernel.config_feat).all() and (kernel.edge_index < kernel.n_nodes).all()
 
 
 def check_csv(path: Path) -> None:
@@ -62,8 +62,8 @@ def check_run(path: Path) -> None:
 
 def originals(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], None]]]:
     kernels = simulated_kernels(3, seed=1, n_configs=12)
-    measured = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {}) for k in kernels]
-    write_collection(folder / "c.npz", Collection(Schema(), {"train": measured, "valid": [], "test": []}))
+    members = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {}) for k in kernels]
+    write_collection(folder / "c.npz", Collection(Schema(), {"train": members, "valid": [], "test": []}))
     return {
         "npz": ("m_1.npz", write_npz(kernels[0], folder).read_bytes(), check_npz),
         "pb": ("prog.pb", tuning_data().SerializeToString(), check_pb),

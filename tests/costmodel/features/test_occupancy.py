@@ -59,19 +59,19 @@ def numbers(problem: Problem, config: Config) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_programs_and_loop_steps_are_those_of_the_launch(problem, config, programs, steps):
-    found = numbers(problem, config)
-    assert found[0] == pytest.approx(programs)
-    assert found[6] == pytest.approx(steps)
+    values = numbers(problem, config)
+    assert values[0] == pytest.approx(programs)
+    assert values[6] == pytest.approx(steps)
 
 
 def test_the_last_wave_is_wasted_when_one_program_is_left_over():
     config = Config.of(block_m=128, block_n=128, block_k=64, warps=4, stages=3, group=1)  # two fit beside each other
     problem = Problem.of("matmul", dtype="bf16", m=128 * 265, n=128, k=1024, epilogue="none", layout="nt")
-    found = numbers(problem, config)
-    assert found[4] == 2 and found[1] == 2
-    assert found[2] == pytest.approx(2 / (265 / 264))
-    assert found[3] == pytest.approx(3 / (265 / 132))
-    assert math.isclose(found[8], (128 * 64 + 64 * 128) * 2 * 3)
+    values = numbers(problem, config)
+    assert values[4] == 2 and values[1] == 2
+    assert values[2] == pytest.approx(2 / (265 / 264))
+    assert values[3] == pytest.approx(3 / (265 / 132))
+    assert math.isclose(values[8], (128 * 64 + 64 * 128) * 2 * 3)
 
 
 def test_collections_of_other_hardware_have_no_occupancy():
@@ -122,24 +122,24 @@ def test_programs_that_need_less_shared_memory_are_resident_together():
 
 def test_load_and_store_instructions_are_those_of_a_thread():
     problem = Problem.of("matmul", dtype="bf16", m=640, n=1022, k=777, epilogue="none", layout="nn")
-    found = numbers(problem, TILE)
+    values = numbers(problem, TILE)
     a_step = 64 * 32 / 128, 32 * 128 / 128 / 2
-    assert found[12:15] == pytest.approx([*a_step, 64 * 128 / 128 / 2])
-    steps, own = 25, found[1] * found[4]
-    assert found[15] == pytest.approx(sum(a_step) * 4 * steps * own)
+    assert values[12:15] == pytest.approx([*a_step, 64 * 128 / 128 / 2])
+    steps, own = 25, values[1] * values[4]
+    assert values[15] == pytest.approx(sum(a_step) * 4 * steps * own)
 
 
 def test_a_thread_has_at_least_one_load():
     problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
-    found = numbers(problem, Config.of(block_m=16, block_n=16, block_k=16, warps=8, stages=3, group=1))
-    assert found[12:15].tolist() == [1, 1, 1]
+    values = numbers(problem, Config.of(block_m=16, block_n=16, block_k=16, warps=8, stages=3, group=1))
+    assert values[12:15].tolist() == [1, 1, 1]
 
 
 def test_reductions_load_what_they_hold_and_nothing_else():
     problem = Problem.of("reduction", dtype="fp32", rows=3000, cols=1001, axis=0, operation="sum")
-    found = numbers(problem, Config.of(block_rows=64, block_cols=128, warps=4, stages=1))
-    assert found[12:15].tolist() == [64, 1, 1]
-    assert found[15] == pytest.approx(64 * 4 * 47 * found[1] * found[4])
+    values = numbers(problem, Config.of(block_rows=64, block_cols=128, warps=4, stages=1))
+    assert values[12:15].tolist() == [64, 1, 1]
+    assert values[15] == pytest.approx(64 * 4 * 47 * values[1] * values[4])
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,16 @@ def test_stretches_of_a_tile_that_begin_within_a_line_touch_more_than_they_hold(
 
 def test_a_reduction_touches_lines_of_what_it_reads():
     problem = Problem.of("reduction", dtype="fp32", rows=3000, cols=1001, axis=1, operation="sum")
-    found = numbers(problem, Config.of(block_rows=8, block_cols=128, warps=4, stages=1))
-    assert found[19:] == pytest.approx([1 + 124 / 512, 1, 1 + 28 / 512, 1])
+    values = numbers(problem, Config.of(block_rows=8, block_cols=128, warps=4, stages=1))
+    assert values[19:] == pytest.approx([1 + 124 / 512, 1, 1 + 28 / 512, 1])
 
 
 def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
     gpu = Gpu(132.0, 232_448.0, 24, 25)
     assert Gpu.from_array(gpu.to_array()) == gpu
-    known = gpu.to_array().tolist()[:4]
+    gpu_numbers = gpu.to_array().tolist()[:4]
     for own in ([], [0.0], [4.0], [1.5], [float("nan")], [1.0, 2.0]):
-        assert Gpu.from_array(np.array([*known, *own])) is None
+        assert Gpu.from_array(np.array([*gpu_numbers, *own])) is None
     assert Gpu.from_array(np.zeros(0)) is None
 
 

@@ -75,30 +75,30 @@ def test_an_element_type_younger_than_the_dataset_has_no_column() -> None:
 def test_shape_keeps_six_sizes_but_sums_and_multiplies_all() -> None:
     shape = hlo_pb2.ShapeProto(element_type=11, dimensions=[2, 3, 5, 7, 11, 13, 17])
     shape.layout.minor_to_major.extend([6, 5, 4, 3, 2, 1, 0])
-    found = features_of(shape=shape)
-    assert [found[f"shape_dimensions_{i}"] for i in range(6)] == [2, 3, 5, 7, 11, 13]
-    assert found["shape_dimensions_sum"] == 58
-    assert found["shape_dimensions_product"] == 510510
-    assert [found[f"layout_minor_to_major_{i}"] for i in range(6)] == [6, 5, 4, 3, 2, 1]
+    values = features_of(shape=shape)
+    assert [values[f"shape_dimensions_{i}"] for i in range(6)] == [2, 3, 5, 7, 11, 13]
+    assert values["shape_dimensions_sum"] == 58
+    assert values["shape_dimensions_product"] == 510510
+    assert [values[f"layout_minor_to_major_{i}"] for i in range(6)] == [6, 5, 4, 3, 2, 1]
 
 
 def test_products_are_rounded_to_float32_once() -> None:
     # 16777217 x 3 is exact in int64 and rounds to 50331652; rounding the factor first would give 50331648.
-    found = features_of(shape=hlo_pb2.ShapeProto(element_type=11, dimensions=[16777217, 3]))
-    assert found["shape_dimensions_product"] == np.float32(50331651)
-    assert found["shape_dimensions_0"] == np.float32(16777217)
+    values = features_of(shape=hlo_pb2.ShapeProto(element_type=11, dimensions=[16777217, 3]))
+    assert values["shape_dimensions_product"] == np.float32(50331651)
+    assert values["shape_dimensions_0"] == np.float32(16777217)
 
 
 def test_products_wrap_as_64_bit_integers() -> None:
-    found = features_of(shape=hlo_pb2.ShapeProto(element_type=11, dimensions=[2**32, 2**31]))
-    assert found["shape_dimensions_product"] == -(2.0**63)
+    values = features_of(shape=hlo_pb2.ShapeProto(element_type=11, dimensions=[2**32, 2**31]))
+    assert values["shape_dimensions_product"] == -(2.0**63)
 
 
 def test_window_features_come_per_dimension_and_reversal_is_counted() -> None:
     window = hlo_pb2.Window()
     window.dimensions.add(size=3, stride=2, padding_low=1, padding_high=-1, window_dilation=1, base_dilation=4)
     window.dimensions.add(size=5, stride=1, window_dilation=2, base_dilation=1, window_reversal=True)
-    found = features_of(window=window)
+    values = features_of(window=window)
     expected = {
         "window_size_0": 3, "window_size_1": 5, "window_size_sum": 8, "window_size_product": 15,
         "window_stride_0": 2, "window_stride_1": 1, "window_stride_sum": 3, "window_stride_product": 2,
@@ -111,7 +111,7 @@ def test_window_features_come_per_dimension_and_reversal_is_counted() -> None:
         "window_window_reversal_1": 1, "window_window_reversal_true_count": 1, "window_window_reversal_false_count": 1,
         "shape_element_type_is_invalid_type": 1,
     }  # fmt: skip
-    assert found == expected
+    assert values == expected
 
 
 def test_convolution_numbers_slices_and_padding_land_in_their_columns() -> None:
@@ -126,7 +126,7 @@ def test_convolution_numbers_slices_and_padding_land_in_their_columns() -> None:
     ]
     padding = hlo_pb2.PaddingConfig()
     padding.dimensions.add(edge_padding_low=2, edge_padding_high=3)
-    found = features_of(
+    values = features_of(
         convolution_dimension_numbers=numbers, feature_group_count=14, batch_group_count=15, slice_dimensions=slices,
         dynamic_slice_sizes=[4, 6, 8], padding_config=padding, is_stable=True, parameter_number=16, dimensions=[17, 18],
         shape=hlo_pb2.ShapeProto(element_type=13, tuple_shapes=[hlo_pb2.ShapeProto()] * 3),
@@ -148,7 +148,7 @@ def test_convolution_numbers_slices_and_padding_land_in_their_columns() -> None:
         "padding_config_edge_padding_low_product": 2, "padding_config_edge_padding_high_0": 3,
         "padding_config_edge_padding_high_sum": 3, "padding_config_edge_padding_high_product": 3, "is_stable": 1,
     }  # fmt: skip
-    assert found == expected
+    assert values == expected
 
 
 def test_every_opcode_has_its_number_and_a_new_one_is_zero() -> None:
@@ -314,11 +314,11 @@ def test_mutated_tuning_data_is_read_or_refused(tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.getbasetemp() / "mutated.pb"
     path.write_bytes(content)
     try:
-        measured = read_tuning_data(path)
+        tuning = read_tuning_data(path)
     except FileFormatError as error:
         assert "\n" not in str(error)
     else:
-        assert all(kernel.runtime.min() > 1 for kernel in measured.kernels)
+        assert all(kernel.runtime.min() > 1 for kernel in tuning.kernels)
 
 
 @needs_samples

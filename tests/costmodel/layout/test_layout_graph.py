@@ -44,10 +44,10 @@ def test_a_graph_reads_back_what_was_written_in_the_names_and_types_of_the_datas
         }  # fmt: skip
         assert stored["node_feat"].shape[1] == len(NODE_FEATURES) == 140
         assert stored["node_config_feat"].shape[2] == len(LAYOUT_FEATURES) == 18
-    found = open_graph(tmp_path / "g.npz", tmp_path / "cache")
+    reopened = open_graph(tmp_path / "g.npz", tmp_path / "cache")
     for field in FIELDS:
-        np.testing.assert_array_equal(getattr(found, field), getattr(graph, field))
-    assert isinstance(found.config_feat, np.memmap) and found.config_feat.dtype == np.int8
+        np.testing.assert_array_equal(getattr(reopened, field), getattr(graph, field))
+    assert isinstance(reopened.config_feat, np.memmap) and reopened.config_feat.dtype == np.int8
 
 
 def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path, monkeypatch):
@@ -71,11 +71,11 @@ def test_reading_takes_little_memory_however_many_configurations_there_are(tmp_p
     np.savez_compressed(tmp_path / "g.npz", **(arrays(graph) | changes))
     del wide, changes
     tracemalloc.start()
-    found = open_graph(tmp_path / "g.npz", tmp_path / "cache")
-    few = np.asarray(found.config_feat[np.array([3, 99_999])])
+    reopened = open_graph(tmp_path / "g.npz", tmp_path / "cache")
+    few = np.asarray(reopened.config_feat[np.array([3, 99_999])])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.config_feat.shape == (many, 16, 18)
+    assert reopened.config_feat.shape == (many, 16, 18)
     assert few[:, 5, 0].tolist() == [3, 99_999 % 6]
     assert peak < 24 << 20
 
@@ -150,8 +150,8 @@ def test_a_collection_is_known_by_its_folders(tmp_path):
     assert {str(path.parent.relative_to(tmp_path)) for path in paths} == {
         f"npz/layout/nlp/default/{split}" for split in counts
     }
-    found = open_layouts(tmp_path / "npz/layout/nlp/default", cache_dir=tmp_path / "cache", progress=False)
-    assert found.name == "nlp:default" and [len(found.split(split)) for split in counts] == [2, 1, 1]
+    layouts = open_layouts(tmp_path / "npz/layout/nlp/default", cache_dir=tmp_path / "cache", progress=False)
+    assert layouts.name == "nlp:default" and [len(layouts.split(split)) for split in counts] == [2, 1, 1]
     assert open_layouts(paths[0].parents[1], splits=["test"], cache_dir=tmp_path / "cache").train == []
     with pytest.raises(ConfigurationError, match="no layout collection"):
         open_layouts(tmp_path / "nothing")

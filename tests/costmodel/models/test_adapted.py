@@ -93,9 +93,11 @@ def test_too_few_measurements_are_one_sentence(base):
 def test_the_command_matches_columns_by_name(base, tmp_path):
     kernels = [on_another_device(k) for k in simulated_kernels(4, seed=2)]
     names = Schema().config_features
-    turned = [dataclasses.replace(k, config_feat=np.ascontiguousarray(k.config_feat[:, ::-1])) for k in kernels]
-    noise = [(np.full(k.n_configs, np.nan, np.float32), np.ones(k.n_configs, np.uint16)) for k in turned]
-    members = [MeasuredKernel(k, *n, {}) for k, n in zip(turned, noise, strict=True)]
+    reversed_kernels = [
+        dataclasses.replace(k, config_feat=np.ascontiguousarray(k.config_feat[:, ::-1])) for k in kernels
+    ]
+    noise = [(np.full(k.n_configs, np.nan, np.float32), np.ones(k.n_configs, np.uint16)) for k in reversed_kernels]
+    members = [MeasuredKernel(k, *n, {}) for k, n in zip(reversed_kernels, noise, strict=True)]
     write_collection(tmp_path / "mine.npz", Collection(Schema(names[::-1]), {"train": members}))
     out = tmp_path / "mine.safetensors"
     arguments = ["adapt", str(base), "--on", str(tmp_path / "mine.npz"), "--out", str(out), "--json"]

@@ -152,8 +152,8 @@ def test_every_keyword_means_the_same_in_numpy(name, kwargs):
     torch.manual_seed(2)
     model, part = build_model(name, 9, 5, kwargs).eval(), graph(6, 4)
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
-    found = numpy_baselines.forward(name, weights, kwargs, part)
-    np.testing.assert_allclose(found, score_inputs(model, part), rtol=1e-5, atol=1e-5)
+    scores = numpy_baselines.forward(name, weights, kwargs, part)
+    np.testing.assert_allclose(scores, score_inputs(model, part), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -174,8 +174,8 @@ def test_numpy_graphs_too_large_for_dense_matrices_agree():
     torch.manual_seed(0)
     model, part = build_model("LateJoinResGCN", 9, 5).eval(), graph(400, 3)
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
-    found = numpy_baselines.forward("LateJoinResGCN", weights, {}, part)
-    np.testing.assert_allclose(found, score_inputs(model, part), rtol=1e-4)
+    scores = numpy_baselines.forward("LateJoinResGCN", weights, {}, part)
+    np.testing.assert_allclose(scores, score_inputs(model, part), rtol=1e-4)
 
 
 def test_a_user_class_is_built_by_its_import_path(tmp_path, monkeypatch):

@@ -91,23 +91,23 @@ def test_loss_scores_and_gradients_are_those_of_autograd(nodes, configs, width, 
 def test_dropout_leaves_the_mean_and_follows_the_seed():
     model, batch = network(16, 2, 1, 1), batch_of((3, 4), 6)
     without, model.dropout = learned(model, batch)[1], 0.3
-    drawn = []
+    positions = []
     for seed in [*range(200), 0]:
         torch.manual_seed(seed)
-        drawn.append(learned(model, batch)[1])
-    assert np.array_equal(drawn[0], drawn[-1]) and not np.array_equal(drawn[0], drawn[1])
-    assert np.abs(np.mean(drawn, axis=0) - without).mean() < 0.5 * np.std(drawn, axis=0).mean()
+        positions.append(learned(model, batch)[1])
+    assert np.array_equal(positions[0], positions[-1]) and not np.array_equal(positions[0], positions[1])
+    assert np.abs(np.mean(positions, axis=0) - without).mean() < 0.5 * np.std(positions, axis=0).mean()
 
 
 def test_the_number_of_threads_changes_no_bit():
     model, batch = network(32, 4, 2, 2), batch_of((5, 2, 7), 40)
-    threads, found = native.num_threads(), []
+    threads, results = native.num_threads(), []
     for count in (1, 2, 3):
         native.set_num_threads(count)
-        found.append(learned(model, batch))
+        results.append(learned(model, batch))
     native.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 class Halved(TileRanker):

@@ -68,25 +68,25 @@ def test_scores_and_gradients_are_those_of_autograd(isa, width, depth, configs, 
     expected = plainly(model, batch)
     native.set_isa(isa)
     try:
-        found = scores_and_gradients(model, batch)
+        results = scores_and_gradients(model, batch)
     finally:
         native.set_isa(before)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5 * max(1.0, float(np.abs(theirs).max())))
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
     rng, before = np.random.default_rng(0), native.num_threads()
     batch, model = collate([graph(n, 20, rng) for n in (40, 33, 90, 7)]), network(64, 3)
-    found = []
+    results = []
     try:
         for threads in (1, 2, 5):
             native.set_num_threads(threads)
-            found.append(scores_and_gradients(model, batch))
+            results.append(scores_and_gradients(model, batch))
     finally:
         native.set_num_threads(before)
-    for other in found[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_the_numpy_scorer_gives_the_same_as_the_kernels():

@@ -53,9 +53,9 @@ def changed(path: Path, **changes: object) -> Path:
 
 def typed(monkeypatch, *arguments: str) -> object:
     monkeypatch.setattr(sys, "argv", ["tilewise", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    return left.value.code
+    return exit_info.value.code
 
 
 def test_a_file_that_names_code_runs_none(data, folder, capsys, monkeypatch):

@@ -51,17 +51,17 @@ def test_a_kind_is_left_out_only_if_the_other_is_clearly_better(monkeypatch):
 
 
 def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):
-    kept = auto.train_auto(data, out_dir=tmp_path, epochs=2)
-    record = kept.record["auto"]
+    trained = auto.train_auto(data, out_dir=tmp_path, epochs=2)
+    record = trained.record["auto"]
     assert set(auto.KINDS) <= set(record["valid"])
-    assert record["chosen"] == kept.name and kept.name in record["valid"]
-    assert [model.name for model in kept.models].count("TileRanker") in (0, 3)
+    assert record["chosen"] == trained.name and trained.name in record["valid"]
+    assert [model.name for model in trained.models].count("TileRanker") in (0, 3)
     kernel = data.test[0]
     for again in (load_scorer(tmp_path), load_model(tmp_path)):
-        assert again.name == kept.name
-        assert again.score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
+        assert again.name == trained.name
+        assert again.score(kernel) == pytest.approx(trained.score(kernel), rel=1e-4, abs=1e-4)
     messages = capsys.readouterr().err
-    assert f"{kept.name} is kept." in messages
+    assert f"{trained.name} is kept." in messages
     assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in MEMBERS)
 
 
@@ -76,8 +76,8 @@ class Constant:
 @pytest.mark.parametrize("count", [1, 6])
 def test_a_collection_without_a_valid_split_lends_one_from_train(count, tmp_path, capsys):
     data = dataset_from_kernels(simulated_kernels(count, seed=3, n_configs=30), [])
-    kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert set(auto.KINDS) <= set(kept.record["auto"]["valid"])
+    model = auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    assert set(auto.KINDS) <= set(model.record["auto"]["valid"])
     assert "no valid split" in capsys.readouterr().err
 
 
@@ -117,8 +117,8 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
         return train(dataset, name, **settings)
 
     monkeypatch.setattr(auto, "train", picky)
-    kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert auto.KINDS[0] not in kept.record["auto"]["valid"]
+    model = auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    assert auto.KINDS[0] not in model.record["auto"]["valid"]
     assert f"{auto.KINDS[0]} is skipped: Training diverged." in capsys.readouterr().err
 
 
@@ -135,17 +135,17 @@ def test_a_time_limit_is_that_of_all_members_together(data, tmp_path, monkeypatc
 
 
 def test_a_damaged_or_other_model_of_a_candidate_is_trained_again(data, tmp_path):
-    kept = auto.train(data, "MLP", out_dir=tmp_path, epochs=1, progress=False)
+    model = auto.train(data, "MLP", out_dir=tmp_path, epochs=1, progress=False)
     content = (tmp_path / auto.MODEL_FILE).read_bytes()
     for damaged in (content[:-5], b""):
         (tmp_path / auto.MODEL_FILE).write_bytes(damaged)
         again = auto.train(data, "MLP", out_dir=tmp_path, epochs=1, progress=False)
-        assert again.score(data.test[0]) == pytest.approx(kept.score(data.test[0]), abs=1e-6)
+        assert again.score(data.test[0]) == pytest.approx(model.score(data.test[0]), abs=1e-6)
         assert (tmp_path / auto.MODEL_FILE).stat().st_size > len(damaged)
     other = dataset_from_kernels(list(data.train)[::-1], list(data.valid), list(data.test))
     for dataset, settings in ((other, {}), (data, {"seed": 1})):
         again = auto.train(dataset, "MLP", out_dir=tmp_path, epochs=1, progress=False, **settings)
-        assert again.record["fingerprint"] != kept.record["fingerprint"]
+        assert again.record["fingerprint"] != model.record["fingerprint"]
 
 
 @pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])

@@ -70,8 +70,8 @@ def test_ranker_learns_an_order_on_kernels_it_has_not_seen(much):
 def test_the_kept_weights_are_those_of_the_best_validation_metric(data):
     model = train(data, "MLP", epochs=6, learning_rate=0.02, progress=False)
     values = [row["val_opa"] for row in model.record["curve"]]
-    found = np.mean([opa(k.target, model.score(k)) for k in data.valid])
-    assert found == pytest.approx(max(values), abs=1e-6) and model.record["best_epoch"] == int(np.argmax(values))
+    accuracy = np.mean([opa(k.target, model.score(k)) for k in data.valid])
+    assert accuracy == pytest.approx(max(values), abs=1e-6) and model.record["best_epoch"] == int(np.argmax(values))
 
 
 def test_early_stopping_ends_after_so_many_epochs_without_gain(data):

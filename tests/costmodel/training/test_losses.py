@@ -30,8 +30,8 @@ def _of(function):
 def _list_mle(scores, target, mask, first):
     total = 0.0
     for s, t, m in zip(scores.tolist(), target.tolist(), mask.tolist(), strict=True):
-        kept = sorted([(ti, si) for si, ti, mi in zip(s, t, m, strict=True) if mi], reverse=first == "slowest")
-        values = [si / 10 for _, si in kept]
+        ranked = sorted([(ti, si) for si, ti, mi in zip(s, t, m, strict=True) if mi], reverse=first == "slowest")
+        values = [si / 10 for _, si in ranked]
         total += sum(math.log(sum(math.exp(v) for v in values[i:])) - values[i] for i in range(len(values)))
     return total / len(scores)
 

@@ -223,9 +223,9 @@ def test_nothing_is_benchmarked_if_nothing_may_be_measured(way: str, tmp_path: P
         (selected,) = _select(choices)
         assert _select(template_list())[0].parameters == selected.parameters
         # PyTorch's deterministic mode would take ATen; it takes tilewise's choice.
-        listed = [_BenchmarkedChoice(choices[0]), _BenchmarkedChoice(selected)]
+        candidates = [_BenchmarkedChoice(choices[0]), _BenchmarkedChoice(selected)]
         pick = select_algorithm.AlgorithmSelectorCache.pick_deterministic_choice
-        assert pick(None, listed).annotations["ktc"] is selected  # type: ignore[arg-type]
+        assert pick(None, candidates).annotations["ktc"] is selected  # type: ignore[arg-type]
     if pinned is not None:
         pinned.undo()
         assert "inductor.mm" in (tmp_path / "tilewise.lock").read_text()

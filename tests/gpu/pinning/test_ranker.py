@@ -111,6 +111,6 @@ def test_foreign_kernels_are_lowered_and_described_without_a_gpu() -> None:
 
     for case in CASES[::3]:
         arguments, grid = case.make(case.problems[0], "meta")
-        named = dict(zip(case.kernel.arg_names, arguments, strict=False))
-        (candidate,) = describe_candidates(case.kernel.fn, named, case.kernel.configs[:1], grid)
+        by_name = dict(zip(case.kernel.arg_names, arguments, strict=False))
+        (candidate,) = describe_candidates(case.kernel.fn, by_name, case.kernel.configs[:1], grid)
         assert candidate.programs > 1 and candidate.work.loaded_bytes > 0 and candidate.unique_bytes > 0

@@ -180,8 +180,8 @@ def test_descriptors_are_built_once_per_address(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tilewise.gpu.products.dispatch.importlib.import_module", lambda name: driver)
     descriptors = [SimpleNamespace(block_shape=[1], shape=[n], strides=[1], padding="zero") for n in (64, 32)]
     launch = PreparedLaunch(_kernel(calls, True), Launch((5, 1, 1), (*descriptors, *("tensor",) * 5, 11, 12)), False)
-    for left in (100, 100, 108):
-        launch(left, 200, (300, 301, 302, 303, 304), 9)
+    for bytes_free in (100, 100, 108):
+        launch(bytes_free, 200, (300, 301, 302, 303, 304), 9)
     assert built == [(100, "x"), (200, "y"), (108, "x")]
     assert calls[0][13:17] == ("map of 100", 64, "map of 200", 32) and calls[2][13] == "map of 108"
 

@@ -81,8 +81,8 @@ def test_files_of_compiled_problems_make_one(tmp_path: Path) -> None:
     files = {"one": [row("a", 1.0), row("b", 2.0)], "two": [row("b", 3.0), row("c", 4.0)]}
     for name, rows in files.items():
         (tmp_path / name).write_text(json.dumps({"device": "a GPU", "problems": rows}))
-    found = merge_files([tmp_path / name for name in files])
-    assert found == {"device": "a GPU", "problems": [row("a", 1.0), row("b", 3.0), row("c", 4.0)]}
+    merged = merge_files([tmp_path / name for name in files])
+    assert merged == {"device": "a GPU", "problems": [row("a", 1.0), row("b", 3.0), row("c", 4.0)]}
 
 
 @pytest.mark.parametrize("content", ["[]", '{"problems": [{"name": "a"}]}', '{"problems": [{"name": "a", "kind": "mm", '

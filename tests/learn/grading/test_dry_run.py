@@ -45,8 +45,8 @@ def graded(assignment: Path, text: str, folder: Path) -> dict[str, Any]:
     done = run("otter", "run", "-a", str(zipped), "profiling.ipynb", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "canary").exists()
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return results
 
 
 def points(found: dict[str, Any]) -> dict[str, float]:
@@ -58,14 +58,14 @@ def points(found: dict[str, Any]) -> dict[str, float]:
 
 
 def test_right_answers_get_full_marks(assignment: Path, tmp_path: Path) -> None:
-    found = graded(assignment, SOLUTION, tmp_path)
-    assert points(found) == {"percentile": 1.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
+    grades = graded(assignment, SOLUTION, tmp_path)
+    assert points(grades) == {"percentile": 1.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
 
 
 def test_a_wrong_answer_loses_its_point_and_is_told_why(assignment: Path, tmp_path: Path) -> None:
-    found = graded(assignment, WRONG, tmp_path)
-    assert points(found) == {"percentile": 0.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
-    assert "interpolate between its two neighbours" in json.dumps(found)
+    grades = graded(assignment, WRONG, tmp_path)
+    assert points(grades) == {"percentile": 0.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
+    assert "interpolate between its two neighbours" in json.dumps(grades)
 
 
 def test_hidden_tests_are_not_handed_out(assignment: Path) -> None:
@@ -74,16 +74,16 @@ def test_hidden_tests_are_not_handed_out(assignment: Path) -> None:
 
 @pytest.mark.parametrize("trick", IN_A_KERNEL)
 def test_a_hostile_answer_gets_nothing_and_does_nothing(assignment: Path, tmp_path: Path, trick: str) -> None:
-    found = graded(assignment, HOSTILE[trick], tmp_path)
-    assert sum(points(found).values()) == 0.0
+    grades = graded(assignment, HOSTILE[trick], tmp_path)
+    assert sum(points(grades).values()) == 0.0
     assert not Path("/tmp/tilewise-magic").exists()
 
 
 def test_nbgrader_grades_right_wrong_and_hostile_answers(tmp_path: Path) -> None:
     done = run("tilewise.cli.app", "check", "profiling", "--nbgrader", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    made = run("nbgrader", "generate_assignment", "profiling", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    process = run("nbgrader", "generate_assignment", "profiling", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     released = tmp_path / "release" / "profiling" / "profiling.ipynb"
     assert "must_be_solved" not in released.read_text()
     student = json.loads(released.read_text())

@@ -82,15 +82,17 @@ def test_a_students_code_is_taken_out_of_a_notebook() -> None:
         {"cell_type": "code", "source": "%matplotlib inline\n!rm -rf x\ndef percentile(samples, q):\n    return 1"},
         {"cell_type": "code", "source": "must_be_solved()", "metadata": {"test": True}},
     ]
-    taken = extract_code({"cells": cells}, "profiling", lambda cell: "test" in cell.get("metadata", {}))
-    assert taken == "def percentile(samples, q):\n    return 1"
-    left = "".join("".join(cell["source"]) for cell in cells)
-    assert "return 1" not in left and "def percentile(*_, **__): ..." in left and "must_be_solved()" in left
+    code = extract_code({"cells": cells}, "profiling", lambda cell: "test" in cell.get("metadata", {}))
+    assert code == "def percentile(samples, q):\n    return 1"
+    remaining = "".join("".join(cell["source"]) for cell in cells)
+    assert (
+        "return 1" not in remaining and "def percentile(*_, **__): ..." in remaining and "must_be_solved()" in remaining
+    )
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_exercise_is_in_the_assignments(lesson: str) -> None:
     for exercise in exercises(lesson):
         assert f"def {exercise.name}(" in unfinished(lesson)[exercise.name]
-        for made in (master(lesson), source(lesson)):
-            assert f"must_be_solved('{lesson}', '{exercise.name}')" in made
+        for text in (master(lesson), source(lesson)):
+            assert f"must_be_solved('{lesson}', '{exercise.name}')" in text

@@ -4,9 +4,9 @@ import numpy as np
 
 
 def magnitude_mask(weights, sparsity):
-    gone = round(sparsity * weights.size)
+    zeros = round(sparsity * weights.size)
     mask = np.ones(weights.size, bool)
-    mask[np.argsort(np.abs(weights), axis=None)[:gone]] = False
+    mask[np.argsort(np.abs(weights), axis=None)[:zeros]] = False
     return mask.reshape(weights.shape)
 
 

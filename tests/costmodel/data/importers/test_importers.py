@@ -60,8 +60,8 @@ def cache():
 def autotvm():
     def line(tile, cost, error=0):
         config = {"index": 1, "entity": [["tile_f", "sp", [-1, tile]], ["unroll", "ot", 512]]}
-        given = ["cuda -model=v100", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 56], "float32"]], {}]
-        return json.dumps({"input": given, "config": config, "result": [[cost], error, 1.0, 2.0], "version": 0.2})
+        task = ["cuda -model=v100", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 56], "float32"]], {}]
+        return json.dumps({"input": task, "config": config, "result": [[cost], error, 1.0, 2.0], "version": 0.2})
 
     return "\n".join([line(2, 1e-3), line(4, 2e-3), line(4, 2.2e-3), line(8, 1e9, 4)])
 
@@ -305,10 +305,10 @@ def test_json_is_walked_the_same_in_pieces_of_any_size(monkeypatch):
     for piece in (1, 2, 3, 7, 64):
         monkeypatch.setattr("tilewise.costmodel.data.importers.stream._CHUNK_BYTES", piece)
         walker = JsonWalker(Source("x", io.BytesIO(text.encode())))
-        found = {
+        columns = {
             key: list(walker.elements()) if walker.next_char() == "[" else walker.value() for key in walker.members()
         }
-        assert found == json.loads(text)
+        assert columns == json.loads(text)
 
 
 def mutate(text, rng):
@@ -485,13 +485,13 @@ def test_the_literals_of_a_helion_configuration_are_read_as_python_reads_them(tm
 
 def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order():
     rows = LoggedConfigs()
-    given = [
+    row_list = [
         {"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0}, {},
         {"a": "x", "b": 2.0}, {"b": 2.0, "a": "y"}, {"a": "x", "b": "x"}, {"a": 1.0, "b": "x"}, {"a": "x", "b": 2.0},
     ]  # fmt: skip
-    numbers = [rows.number(config) for config in given]
+    numbers = [rows.number(config) for config in row_list]
     assert numbers == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 5]
-    for config, number in zip(given, numbers, strict=True):
+    for config, number in zip(row_list, numbers, strict=True):
         expected = {name: value for name, value in config.items() if not isinstance(value, str)}
         assert rows.numeric_parameters(number) == expected
     columns = rows.columns(("b", "a"), {"a": {"x": 10.0, "y": 20.0}, "b": {"x": 30.0}})
@@ -591,7 +591,7 @@ def test_very_many_kernels_are_flat_files_that_hold_the_same(tmp_path, monkeypat
 def test_damaged_flat_files_are_refused_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_FILES", 1)
     import_logs("inductor", [many_kernels(tmp_path)], tmp_path / "flat", split="train")
-    folder, rng, refused = tmp_path / "flat" / "train", random.Random(5), 0
+    folder, rng, rejections = tmp_path / "flat" / "train", random.Random(5), 0
     for name in ("index.json", "edge_index.bin", "node_opcode.bin", "runtime.bin", "config_feat.bin"):
         good = (folder / name).read_bytes()
         for _ in range(20):
@@ -601,10 +601,10 @@ def test_damaged_flat_files_are_refused_in_a_sentence(tmp_path, monkeypatch):
                 for kernel in load_dataset(tmp_path / "flat").train:
                     assert kernel.edge_index.max() < kernel.n_nodes
             except TilewiseError as error:
-                refused += 1
+                rejections += 1
                 assert "\n" not in str(error)
         (folder / name).write_bytes(good)
-    assert refused > 80
+    assert rejections > 80
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -615,7 +615,7 @@ def test_an_import_that_is_ended_leaves_nothing(number, tmp_path):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path)
     until(lambda: list((tmp_path / "out").glob(".new.*")) or process.poll() is not None, "the import's folder")
     process.send_signal(number)
-    _, told = process.communicate()
+    _, errors = process.communicate()
     assert process.returncode == 130
-    assert b"Traceback" not in told
+    assert b"Traceback" not in errors
     assert not list((tmp_path / "out").glob("*"))
