@@ -291,16 +291,52 @@ def _classifier(s: Sketch, x: int) -> None:
     y = s.add("conv", x, out=s.one_of(64, 128), seed=s.new_seed())
     if s.chance(0.5):
         y = s.add("constant", y, name="mul", along=s.one_of([], [1]), seed=s.new_seed())
-    if s.chance(0.5):
+    pooled = s.one_of("pixel", "rows", "window")
+    if pooled == "pixel":
         y = s.add("global_pool", y, keepdims=True)
-    else:  # as ONNX files have it: rows that are seen as images of one pixel
+    elif pooled == "rows":  # as ONNX files have it: rows that are seen as images of one pixel
         y = s.add("global_pool", y)
         for _ in range(2):
             y = s.add("split", y, axis=1, by=s.shape_of(y)[1])
-    y = s.add("conv", y, out=s.one_of(192, 320), seed=s.new_seed())
-    y = s.activation(y, "relu", "hard_swish", "silu") if s.chance(0.7) else y
+    else:  # a few pixels, around which the next layer reads padding
+        height, width = s.shape_of(y)[2:]
+        y = s.add(s.one_of("max_pool", "avg_pool"), y, kernel=[max(1, height // 2), max(1, width // 2)])
+    y = s.one_of(_as_it_is, _as_it_is, _scaled, _halves, _twice)(s, y)  # what lies between the stages
+    padded = pooled == "window" and s.chance(0.6)
+    kernel, padding = ([3, 3], [1, 1]) if padded else ([1, 1], [0, 0])
+    wide = s.add("conv", y, out=s.one_of(48, 96) if padded else s.one_of(192, 320), kernel=kernel, padding=padding,
+                 seed=s.new_seed())  # fmt: skip
+    y = s.activation(wide, "relu", "hard_swish", "silu") if s.chance(0.7) else wide
+    if s.chance(0.3):  # read again after the activation, which may not have overwritten it
+        y = s.add("add", y, wide)
     y = s.add("flatten", y)
     s.add("linear", y, out=s.one_of(10, 96), seed=s.new_seed())
+
+
+def _as_it_is(_s: Sketch, x: int) -> int:
+    return x
+
+
+def _scaled(s: Sketch, x: int) -> int:
+    """An operation that may run in place, alone or several in a row; or one whose input is read again."""
+    y = s.activation(x, "hard_swish", "sigmoid", "tanh", "leaky_relu")
+    if s.chance(0.5):
+        y = s.add("constant", y, name="add", along=[1], seed=s.new_seed())
+    return s.add("add", y, x) if s.chance(0.4) else y
+
+
+def _halves(s: Sketch, x: int) -> int:
+    """Both halves of the channels, one of them worked on, swapped or as they were: values that share a buffer."""
+    at = s.shape_of(x)[1] // 2
+    left, right = s.add("slice", x, axis=1, stop=at), s.add("slice", x, axis=1, start=at)
+    left = s.activation(left, "relu", "hard_swish") if s.chance(0.6) else left
+    return s.add("concat", *((right, left) if s.chance(0.5) else (left, right)))
+
+
+def _twice(s: Sketch, x: int) -> int:
+    """The value beside a layer of it: a concatenation of which one part is read twice."""
+    y = s.add("conv", x, out=s.one_of(8, 18), seed=s.new_seed())
+    return s.add("concat", *((x, y) if s.chance(0.5) else (y, x)))
 
 
 # --- values of any rank ---

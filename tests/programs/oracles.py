@@ -26,13 +26,18 @@ from tests.programs.program import Array, Program
 from tilewise import nn
 from tilewise._environment import MachineOverride, machine_override
 from tilewise._extension import emulate_machine, native
-from tilewise.errors import AccuracyError
+from tilewise.errors import AccuracyError, TilewiseError
 from tilewise.plan import compile
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
+from tilewise.quantize.calibration import trace_and_calibrate
+from tilewise.quantize.convert import is_transformer
+from tilewise.quantize.lowering import tied_values
+from tilewise.quantize.mixed_precision import with_int16_residuals
 
 FLOAT_ERROR = 1e-5  # of the largest result
 BOUND = 0.01  # of INT8: what `quantize` promises by default
 NEAR = 0.05  # of INT8 without a bound: noise that is far above a byte's rounding, and far below a fault's
+FAR = 0.3  # of INT8 on images of another size, whose values may saturate
 _MACHINES = (
     None,
     None,
@@ -40,7 +45,9 @@ _MACHINES = (
     MachineOverride(l1=8 << 10, l2=16 << 10, l3=1 << 20),
     MachineOverride(l1=32 << 10, l2=1 << 20, l3=0),
     MachineOverride(l1=4 << 10, l2=8 << 10, l3=1 << 20),  # consecutive layers become tile groups with line buffers
+    MachineOverride(l1=1 << 10, l2=2 << 10, l3=0, cores=1),  # most chunks have one image, and small layers are stages
 )
+_MOST_IMAGES = 9  # of a batch in INT8: more than one chunk, also on three threads
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -65,6 +72,7 @@ class Conditions:
     own_onnx: bool  # the file is written by tilewise, and else by `onnx_file`
     runtime: bool  # ONNX Runtime runs the file too
     integers: bool  # INT8 is compared with NumPy, other threads and instruction sets, and a saved model
+    int16_share: float  # of the activations, where INT8 has no bound; which ones is drawn
 
     @classmethod
     def of(cls, program: Program) -> Conditions:
@@ -80,6 +88,7 @@ class Conditions:
             runtime=bool(rng.random() < 0.1),
             integers=bool(rng.random() < 0.3),
             int8_of_file=bool(rng.random() < 0.25),
+            int16_share=[0.0, 0.0, 0.5, 1.0][rng.integers(4)],
         )
 
 
@@ -219,7 +228,17 @@ def _quantized(run: Run, bound: float | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # convolutions of transformers stay in float
         module = run.loaded if run.conditions.int8_of_file and run.loaded is not None else run.module
+        if bound is None and run.conditions.int16_share > 0 and not is_transformer(module):
+            return _with_drawn_int16(run, module)
         return quantize(module, [run.x], max_error=bound)
+
+
+def _with_drawn_int16(run: Run, module: nn.Module) -> QuantizedModel:
+    """An INT8 model in which some activations have int16, wherever they are: `quantize` chooses the sensitive ones."""
+    graph, calibration, *_ = trace_and_calibrate(module, [run.x])
+    rng = np.random.default_rng((run.program.seed, 2))
+    drawn = {g: "drawn" for g in sorted(set(tied_values(graph))) if rng.random() < run.conditions.int16_share}
+    return QuantizedModel(graph, calibration, {}, int16_reasons=with_int16_residuals(graph, drawn))
 
 
 def _is_near(run: Run, result: Array) -> bool:
@@ -230,18 +249,47 @@ def _is_near(run: Run, result: Array) -> bool:
 
 def _integers(run: Run, model: QuantizedModel, result: Array) -> None:
     """The same numbers, bit by bit, however the model is run."""
-    _same(result, model.run(run.x, lambda _step, _value: None), "step by step")
+    _same(result, _step_by_step(model, run.x), "step by step")
     in_float = any(step.form == "float32" for step in model.report())  # where kernels differ in the last bits
     if not in_float:
         _same(result[-1:], model.run(run.x[-1:]), "one image")
     if run.conditions.integers and not in_float:
         _saved(run, model, result)
+    rng = np.random.default_rng((run.program.seed, 3))
+    x = rng.standard_normal((rng.integers(2, _MOST_IMAGES + 1), *run.x.shape[1:]), dtype=np.float32)
+    expected = _step_by_step(model, x)
+    _same(expected, model.run(x), f"{len(x)} images")
+    _other_size(run, model, rng)
     if run.conditions.integers and not in_float and native is not None:
         for isa in native.supported_isas():
             for threads in (1, 3):
                 native.set_isa(isa)
                 native.set_num_threads(threads)
-                _same(result, model.run(run.x), f"{isa} on {threads} threads")
+                _same(expected, model.run(x), f"{isa} on {threads} threads")
+
+
+def _step_by_step(model: QuantizedModel, x: Array) -> Array:
+    return model.run(x, lambda _step, _value: None)
+
+
+def _other_size(run: Run, model: QuantizedModel, rng: np.random.Generator) -> None:
+    """On images of another size than those of calibration: the network's result, or an error."""
+    if run.x.ndim != 4:
+        return
+    height, width = rng.integers(1, 2 * np.array(run.x.shape[2:]) + 1)
+    tiled = np.tile(run.x, (1, 1, 2, 2))[..., :height, :width]
+    how = f"images of {height}x{width}"
+    try:
+        expected = _step_by_step(model, tiled)
+    except TilewiseError:
+        return
+    _same(expected, model.run(tiled), how)
+    exact = run_eagerly(run.network, tiled.astype(np.float64), "numpy")
+    if expected.shape != exact.shape:
+        raise Mismatch(f"INT8, {how}", f"the shape is {expected.shape}, not {exact.shape}")
+    error = root_mean_square(expected - exact) / root_mean_square(exact)
+    if not error <= FAR * (1 + amplification(run.network, tiled, exact, NEAR)):
+        raise Mismatch(f"INT8, {how}", f"off by {100 * error:.0f} % of the result")
 
 
 def _saved(run: Run, model: QuantizedModel, result: Array) -> None:

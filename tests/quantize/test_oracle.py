@@ -15,8 +15,8 @@ from tilewise.errors import AccuracyError
 from tilewise.graph.ops import NATIVE_OPS
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, convert, load_quantized, operators, quantize, save_quantized
-from tilewise.quantize.calibration import trace_and_calibrate
-from tilewise.quantize.mixed_precision import predicted_error
+from tilewise.quantize.calibration import EvaluatedBatch, trace_and_calibrate
+from tilewise.quantize.mixed_precision import STATED_SPREAD_PRIOR, images_to_check, predicted_error, stated_error
 from tilewise.quantize.model import dynamic_layer_counts
 from tilewise.quantize.plan import Segment
 from tilewise.tensor import cat
@@ -134,8 +134,43 @@ def test_few_images_widen_the_predicted_error() -> None:
     exact = np.ones((64, 10), np.float32)
     errors = np.exp(np.random.default_rng(0).normal(np.log(0.01), 0.2, 64))[:, None]
     few, many = (predicted_error(exact[:n] * (1 + errors[:n]), exact[:n]) for n in (4, 64))
-    assert np.quantile(errors, 0.99) * 0.9 < many < few < 3 * many
+    assert np.quantile(errors, 0.95) < many < few < 3 * many
     assert predicted_error(exact[:0], exact[:0]) == 0
+
+
+@pytest.mark.parametrize("images", [1, 4, 16])
+@pytest.mark.parametrize("spread", [0.2, STATED_SPREAD_PRIOR])
+def test_the_predicted_error_is_kept_by_95_percent_of_images_with_95_percent_confidence(
+    images: int, spread: float
+) -> None:
+    rng, exact = np.random.default_rng(images), np.ones((images, 1))
+    quantile = 0.01 * np.exp(1.645 * spread)  # the error that 95 % of all images keep
+    draws = (0.01 * np.exp(rng.normal(0, spread, (images, 1))) for _ in range(400))
+    kept = np.mean([predicted_error(exact + errors, exact, STATED_SPREAD_PRIOR) >= quantile for errors in draws])
+    assert kept >= 0.93  # of 400 draws with a probability of 0.95
+
+
+def test_mirrored_copies_do_not_count_as_images() -> None:
+    """Counted as images, mirrored copies made four images look like sixteen, and too small an error was stated."""
+    x = inputs(16, 3, 8, 8)
+    graph, calibration, first, holdout = trace_and_calibrate(small(), [x], "minmax", False, 32)
+    check = images_to_check(graph, calibration, first, holdout)
+    assert (check.independent, len(check.x)) == (4, 4 + 12 + 12)
+    four = EvaluatedBatch(check.x[:4], check.result[:4], 4)
+    q: Any = quantize(small(), [x])
+    assert stated_error(q, check) == stated_error(q, four)
+    # Without held-out images, one mirrored copy of each image counts.
+    check = images_to_check(graph, calibration, first.first(3), None)
+    assert (check.independent, len(check.x)) == (3, 9 + 3)
+
+
+def test_the_stated_error_is_not_below_the_error_of_a_mirrored_image() -> None:
+    x = inputs(16, 3, 8, 8)
+    graph, calibration, first, holdout = trace_and_calibrate(small(), [x], "minmax", False, 32)
+    check = images_to_check(graph, calibration, first, holdout)
+    q: Any = quantize(small(), [x])
+    check.result[7] *= 2  # as if a mirrored image saturated
+    assert stated_error(q, check) > 0.4
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "shufflenet_v2", "squeezenet", "resnet18"])

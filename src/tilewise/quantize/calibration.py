@@ -106,14 +106,17 @@ class Calibration:
 
 @dataclass(frozen=True)
 class EvaluatedBatch:
-    """A batch of inputs with the float model's results. Calibration did not observe the first `unseen` of them."""
+    """A batch of inputs with the float model's results.
+
+    The first `independent` of them were not observed by calibration and are not copies of each other.
+    """
 
     x: Array
     result: Array
-    unseen: int = 0
+    independent: int = 0
 
     def first(self, count: int) -> EvaluatedBatch:
-        return EvaluatedBatch(self.x[:count], self.result[:count], min(self.unseen, count))
+        return EvaluatedBatch(self.x[:count], self.result[:count], min(self.independent, count))
 
 
 def calibrate(

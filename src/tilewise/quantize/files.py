@@ -79,6 +79,7 @@ def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, 
         "wide": model.int16_reasons,
         "numbers": {group: [p.scale, p.int16_limit] for group, p in model.int16_by_group.items()},
         "batch": model.graph.batch,
+        "any_size": model.graph.any_size,
         "nodes": nodes,
         "measured_error": model.measured_error,
         "stated_error": model.stated_error,
@@ -140,7 +141,7 @@ def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedM
     if any((step.kind == "python") != (step.node is not None) for step in steps):
         raise ValueError
     model = QuantizedModel(
-        FloatGraph(steps, int(facts["batch"])),
+        FloatGraph(steps, int(facts["batch"]), bool(facts.get("any_size", False))),
         calibration,
         {str(name): str(reason) for name, reason in facts["kept"].items()},
         stored=_by_step(arrays),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.graph.ir import Array, Node, Op, Value, unique_name
 from tilewise.graph.ops import NATIVE_OPS, Quantization, kinds_with
@@ -18,6 +20,7 @@ from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.patterns import match_patterns
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
+from tilewise.nn.resampling import Taps
 from tilewise.ops.shapes import Reshape
 from tilewise.tensor import no_grad
 
@@ -31,12 +34,14 @@ class FloatGraph:
 
     steps: list[Op]
     batch: int = 0  # batch size of the example that the model was traced with
+    any_size: bool = False  # the steps are the same for images of another size than the example's
     module_result: Array | None = None  # the module's own result for the example, until it was compared
     island_plans: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by the steps of an island (float_islands)
 
     def copy(self) -> FloatGraph:
         """Copy the steps; arrays are shared. Conversion drops the float weights of the graph that it is given."""
-        return FloatGraph([replace(step) for step in self.steps], self.batch, island_plans=self.island_plans)
+        steps = [replace(step) for step in self.steps]
+        return FloatGraph(steps, self.batch, self.any_size, island_plans=self.island_plans)
 
     def users(self, index: int) -> Iterator[Op]:
         return (step for step in self.steps if index in step.inputs)
@@ -101,6 +106,43 @@ def node_for_batch(node: Node, arrays: list[Array], batch: int) -> Node:
 # --- from a model ---
 
 
+def _takes_any_size(model: Module, example: Array) -> bool:
+    """Tell whether a model runs the same steps on an image twice as high and wide as one of the example.
+
+    A trace holds sizes as numbers where the model computed with them: in reshapes, slices, resampling positions and
+    constants. Its steps would be wrong for images of another size.
+    """
+    one = example[:1]
+    try:
+        sizes = (one, np.tile(one, (1, 1, *(2,) * (one.ndim - 2))))
+        first, second = (Lowering(match_patterns(trace_module(model, x), attention=False)).ops for x in sizes)
+    except Exception:  # a model that takes one size only raises anything
+        return False
+    return first.keys() == second.keys() and all(_equal(_sizes_in(first[i]), _sizes_in(second[i])) for i in first)
+
+
+def _sizes_in(op: Op) -> tuple[Any, ...]:
+    """Return all of an op that may hold a size of its images."""
+    node = op.node
+    if node is None:
+        own = op.kind, op.activation, op.options, op.weight, op.bias, op.gain
+        return (op.inputs, len(op.shape), *own, op.shape[1:] if op.kind == "identity" else ())
+    return op.inputs, node.operation, node.inputs, node.params, node.shape[1:] if node.operation is Reshape else ()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Compare operands and parameters, which hold arrays in tuples and dictionaries."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return a is b or np.array_equal(a, b)
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, Taps) and isinstance(b, Taps):
+        return _equal((a.positions, a.weights), (b.positions, b.weights))
+    return bool(a is b or a == b)
+
+
 def trace(model: Module, example: Array) -> FloatGraph:
     """Trace a model in eval mode into steps, for inputs like this one."""
     original = trace_module(model, example)
@@ -108,7 +150,8 @@ def trace(model: Module, example: Array) -> FloatGraph:
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
-    graph = FloatGraph([Op("input", (), example.shape, "input")], len(example), original.outputs[""])
+    steps = [Op("input", (), example.shape, "input")]
+    graph = FloatGraph(steps, len(example), _takes_any_size(model, example), original.outputs[""])
     index_of = {0: 0}  # the step of each value of the trace
     names = {"input"}
     for number, step in lowering.ops.items():

@@ -42,6 +42,7 @@ _SEARCH_ACTIVATIONS, _VALIDATION_ACTIVATIONS, _SENSITIVITY_ACTIVATIONS = 1 << 25
 # counts as. Networks exported from timm have 0.22 to 0.66. The search assumes the low end, so that few images do not
 # lead to 16 bits everywhere; what is stated about other images assumes the high end.
 _SPREAD_PRIOR, STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
+_NORMAL_95 = 1.6448536269514722  # 95 % quantile of the normal distribution
 _NEARLY_ALL = 0.9  # share of int16 activations from which on the others get int16 too; set by hand
 _TRIES = 6  # candidate models with fewer int16 activations, after the search
 _TIGHTEN = 0.97  # if validation fails, retry with a target this much smaller
@@ -151,7 +152,9 @@ def images_to_check(
         batches.append(EvaluatedBatch(mirrored, graph.run(mirrored)))
     batches.append(batch.first(max(count - len(unseen.x), 0)))
     xs, results = (np.concatenate([getattr(b, name) for b in batches]) for name in ("x", "result"))
-    return EvaluatedBatch(xs, results, len(xs) - len(batches[-1].x))
+    # Copies of an image have similar errors, so predictions use one form of each: the held-out images themselves, or
+    # the first mirrored copy of each observed one.
+    return EvaluatedBatch(xs, results, len(unseen.x) or min(len(source.x), len(xs) - len(batches[-1].x)))
 
 
 class PrecisionSearch:
@@ -245,7 +248,7 @@ def _try_fewer(model: Any, enough: int, build: Callable[[int], Any], check: Eval
 def validation_error(model: Any, batch: EvaluatedBatch) -> float:
     """Return the larger one of the extrapolated largest error and the error predicted for another image."""
     result = model.run(batch.x)
-    count = batch.unseen or len(result)  # observed images would show too small errors
+    count = batch.independent or len(result)  # observed images would show too small errors
     predicted = predicted_error(result[:count], batch.result[:count])
     return max(normalized_max_error(result, batch.result, HOLDOUT_IMAGES), predicted)
 
@@ -256,9 +259,10 @@ def images_at_hand(calibration: Calibration, batch: EvaluatedBatch, holdout: Eva
 
 
 def stated_error(model: Any, check: EvaluatedBatch) -> float:
-    """Predict the error on images other than `check`, whose first `unseen` images were not observed."""
-    count = check.unseen or len(check.x)
-    return predicted_error(model.run(check.x[:count]), check.result[:count], STATED_SPREAD_PRIOR)
+    """Predict the error on other images from the independent ones of `check`; at least the worst of all of them."""
+    result, count = model.run(check.x), check.independent or len(check.x)
+    predicted = predicted_error(result[:count], check.result[:count], STATED_SPREAD_PRIOR)
+    return max(predicted, measured_error(result, check.result))
 
 
 def measured_error(result: Array, exact: Array) -> float:
@@ -278,11 +282,11 @@ def _image_errors(result: Array, exact: Array) -> Array:
 
 
 def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_PRIOR) -> float:
-    """Predict the error that one more image exceeds with a probability of 1 %.
+    """Predict the error that at least 95 % of other images keep, with 95 % confidence, from independent images.
 
-    The logarithm of an image's error is taken as normal over images, which gives Student's prediction interval: few
-    images widen it. The spread that few images show is shrunk towards `spread_prior`, which counts as `_PRIOR_IMAGES`
-    more of them.
+    This is the one-sided tolerance bound of a normal distribution (Natrella 1963, section 2-2.2) for the logarithm of
+    an image's error: few images widen it. The spread that few images show is shrunk towards `spread_prior`, which
+    counts as `_PRIOR_IMAGES` more of them.
     """
     logs = np.log(np.maximum(_image_errors(result, exact), 1e-12))
     count = len(logs)
@@ -290,14 +294,9 @@ def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_P
         return 0.0
     freedom = _PRIOR_IMAGES + count - 1
     squares = _PRIOR_IMAGES * spread_prior**2 + float(np.square(logs - logs.mean()).sum())
-    deviation = math.sqrt(squares / freedom)
-    return math.exp(float(logs.mean()) + _student(freedom) * deviation * math.sqrt(1 + 1 / count))
-
-
-def _student(freedom: int) -> float:
-    """Return the 99 % quantile of Student's distribution (Cornish-Fisher, Abramowitz and Stegun 26.7.5)."""
-    z = 2.3263478740408408  # 99 % quantile of the normal distribution
-    return float(z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2))
+    a, b = 1 - _NORMAL_95**2 / (2 * freedom), _NORMAL_95**2 * (1 - 1 / count)
+    factor = (_NORMAL_95 + math.sqrt(_NORMAL_95**2 - a * b)) / a
+    return math.exp(float(logs.mean()) + factor * math.sqrt(squares / freedom))
 
 
 def _reasons(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:

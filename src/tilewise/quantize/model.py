@@ -161,6 +161,11 @@ class QuantizedModel(Module):
             raise ShapeError(
                 f"this model was calibrated on inputs of (N, {', '.join(map(str, expected))}), not {x.shape}"
             )
+        if not self.graph.any_size and x.shape[1:] != expected:
+            raise ShapeError(
+                f"this model computes with the size of its calibration images, (N, {', '.join(map(str, expected))}), "
+                f"and cannot take {x.shape}: quantize it with images of that size"
+            )
         if x.dtype.kind not in "fiub":
             raise DtypeError(f"this model takes numbers, not {x.dtype}")
         return {0: np.ascontiguousarray(x, np.float32)}
