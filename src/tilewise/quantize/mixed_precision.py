@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ _SEARCH_ACTIVATIONS, _VALIDATION_ACTIVATIONS, _SENSITIVITY_ACTIVATIONS = 1 << 25
 # counts as. Networks exported from timm have 0.22 to 0.66. The search assumes the low end, so that few images do not
 # lead to 16 bits everywhere; what is stated about other images assumes the high end.
 _SPREAD_PRIOR, STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
-_NORMAL_95 = 1.6448536269514722  # 95 % quantile of the normal distribution
+_NORMAL_95 = NormalDist().inv_cdf(0.95)
 _NEARLY_ALL = 0.9  # share of int16 activations from which on the others get int16 too; set by hand
 _TRIES = 6  # candidate models with fewer int16 activations, after the search
 _TIGHTEN = 0.97  # if validation fails, retry with a target this much smaller
