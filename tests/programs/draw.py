@@ -156,14 +156,14 @@ def _branches(s: Sketch, x: int) -> None:
     for _ in range(s.whole(2, 3)):
         kind = s.one_of("conv", "conv", "conv", "pool", "self")
         if kind == "conv":
-            y = conv(s, x, out=s.one_of(1, 3, 4, 8), same_size=True)
+            y = conv(s, x, out=s.one_of(1, 3, 4, 5, 6, 8), same_size=True)
             ends.append(s.activation(y) if s.chance(0.5) else y)
         elif kind == "pool":
             pool = s.one_of("max_pool", "avg_pool")
             ends.append(s.add(pool, x, kernel=[3, 3], stride=[1, 1], padding=[1, 1]))
         else:
             ends.append(x)
-    y = s.add("concat", *ends)
+    y = s.add("concat", *(ends[i] for i in s.rng.permutation(len(ends))))
     if s.chance(0.3):
         s.activation(y)
 
@@ -190,8 +190,20 @@ def _large_maps(s: Sketch, x: int) -> None:
     y = s.add("conv", y, out=16, seed=s.new_seed())
     y = s.activation(y) if s.chance(0.3) else y  # without one, the zero point and so the padding is not 0
     stride = s.one_of(None, [2, 2])
-    y = s.add("conv", y, groups="depthwise", kernel=[3, 3], padding=[1, 1], stride=stride, seed=s.new_seed())
-    s.add("conv", y, out=s.one_of(4, 8), seed=s.new_seed())
+    z = s.add("conv", y, groups="depthwise", kernel=[3, 3], padding=[1, 1], stride=stride, seed=s.new_seed())
+    again = s.one_of("", "", "", "residual", "residual first", "slice", "concat", "softmax")
+    if again == "" or s.shape_of(z) != s.shape_of(y):
+        s.add("conv", z, out=s.one_of(4, 8), seed=s.new_seed())
+    elif again == "slice":  # the map between the layers, or a part of it, is read again
+        s.add("concat", s.add("conv", z, out=4, seed=s.new_seed()), s.add("slice", y, axis=1, stop=s.one_of(4, 7)))
+    elif again == "concat":
+        s.add("conv", s.add("concat", y, z), out=4, seed=s.new_seed())
+    elif again == "softmax":  # by an operation that INT8 runs in Python
+        z = s.add("conv", z, out=16, seed=s.new_seed())
+        s.add("add", z, s.activation(y, "softmax"))
+    else:
+        z = s.add("conv", z, out=16, seed=s.new_seed())
+        s.add("add", *((z, y) if again == "residual" else (y, z)))
 
 
 def _conv_transpose(s: Sketch, x: int) -> None:
@@ -245,18 +257,29 @@ def _channel_slice(s: Sketch, x: int) -> None:
 
 
 def _joined_slices(s: Sketch, x: int) -> None:
-    """The channels in two parts, joined again: as they were, swapped, or one part twice."""
+    """Parts of the channels, joined again: as they were, swapped, one twice, some of them, or parts of two values."""
     channels = s.shape_of(x)[1]
-    if channels < 2:
-        raise DoesNotFit("one channel has no parts")
-    at = s.whole(1, channels - 1)
-    parts = [s.add("slice", x, axis=1, stop=at), s.add("slice", x, axis=1, start=at)]
-    s.add("concat", *(parts[i] for i in s.one_of((0, 1), (1, 0), (1, 1), (0, 1, 0))))
+    if channels < 3:
+        raise DoesNotFit("too few channels for three parts")
+    x = s.activation(x) if s.chance(0.5) else x  # else it may be the program's input
+    first, second = sorted(int(i) + 1 for i in s.rng.permutation(channels - 1)[:2])
+    other = conv(s, x, out=channels, same_size=True) if s.chance(0.3) else x
+    bounds = ((0, first, x), (first, second, other), (second, None, x))
+    parts = [s.add("slice", value, axis=1, start=start, stop=stop) for start, stop, value in bounds]
+    y = s.add("concat", *(parts[i] for i in s.one_of((0, 1, 2), (0, 1), (1, 2), (2, 1), (1, 1), (0, 1, 0))))
+    if s.chance(0.4):
+        y = s.add("concat", *((y, x) if s.chance(0.5) else (x, y)))
+    if s.chance(0.4):
+        conv(s, y)
 
 
 def _detour(s: Sketch, x: int) -> None:
     """A slice or a norm beside an operation that INT8 runs in Python: the next native call reads an earlier one's."""
     y = conv(s, x, out=s.one_of(4, 6, 8), same_size=True)
+    if s.chance(0.3):  # what an operation in Python reads is a part of a concatenation before it
+        z = s.add("concat", y, conv(s, y, out=4, same_size=True))
+        s.add("concat", conv(s, z, out=4, same_size=True), s.activation(y, "softmax"))
+        return
     beside = s.activation(y, "softmax")
     if s.chance(0.5):
         z = s.add("slice", y, axis=1, start=s.whole(0, s.shape_of(y)[1] - 1))
@@ -301,16 +324,21 @@ def _classifier(s: Sketch, x: int) -> None:
     else:  # a few pixels, around which the next layer reads padding
         height, width = s.shape_of(y)[2:]
         y = s.add(s.one_of("max_pool", "avg_pool"), y, kernel=[max(1, height // 2), max(1, width // 2)])
-    y = s.one_of(_as_it_is, _as_it_is, _scaled, _halves, _twice)(s, y)  # what lies between the stages
-    padded = pooled == "window" and s.chance(0.6)
-    kernel, padding = ([3, 3], [1, 1]) if padded else ([1, 1], [0, 0])
-    wide = s.add("conv", y, out=s.one_of(48, 96) if padded else s.one_of(192, 320), kernel=kernel, padding=padding,
-                 seed=s.new_seed())  # fmt: skip
+    between = s.one_of(_as_it_is, _as_it_is, _scaled, _halves, _twice)(s, y)
+    if pooled == "window" and s.chance(0.6):
+        settings = {"out": s.one_of(48, 96), "kernel": [3, 3], "padding": [1, 1]}
+    else:
+        settings = {"out": s.one_of(192, 320)}
+    wide = s.add("conv", between, seed=s.new_seed(), **settings)
     y = s.activation(wide, "relu", "hard_swish", "silu") if s.chance(0.7) else wide
     if s.chance(0.3):  # read again after the activation, which may not have overwritten it
         y = s.add("add", y, wide)
     y = s.add("flatten", y)
-    s.add("linear", y, out=s.one_of(10, 96), seed=s.new_seed())
+    outputs = s.one_of(10, 96)
+    y = s.add("linear", y, out=outputs, seed=s.new_seed())
+    if s.chance(0.15):  # an operation in Python reads what lies between the stages
+        beside = s.add("flatten", s.activation(between, "softmax"))
+        s.add("add", y, s.add("linear", beside, out=outputs, seed=s.new_seed()))
 
 
 def _as_it_is(_s: Sketch, x: int) -> int:

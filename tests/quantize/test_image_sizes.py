@@ -56,7 +56,7 @@ def test_a_network_that_does_not_know_its_size_takes_any(layers: list[nn.Module]
     np.testing.assert_array_equal(load_quantized(tmp_path / "model").run(larger), result)
 
 
-@pytest.mark.parametrize("layer", [nn.Upsample(2, "bilinear"), ImageTokens(), MeanByHand()])
+@pytest.mark.parametrize("layer", [nn.Upsample(2, "bilinear"), ImageTokens(), MeanByHand(), nn.Flatten()])
 def test_a_network_that_computes_with_its_size_refuses_others(layer: nn.Module, tmp_path: Path) -> None:
     q, larger, _ = quantized_and_result(network(layer))
     save_quantized(q, tmp_path / "model")

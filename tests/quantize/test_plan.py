@@ -130,7 +130,7 @@ def test_sizes_other_than_the_calibrated_one_work_or_get_a_sentence() -> None:
     assert q(inputs(0, (3, 32, 32))).data.shape == (0, 10)
     small = quantized(models.cnn(), inputs(2, (1, 8, 8)))
     for size in (3, 12):
-        with pytest.raises(ShapeError, match=r"inputs of shape|QuantizedLinear takes"):
+        with pytest.raises(ShapeError, match="the size of its calibration images"):
             small(inputs(2, (1, size, size)))
     with pytest.raises(ShapeError, match="calibrated on"):
         quantized(models.mlp(), inputs(2, (64,)))(inputs(2, (65,)))

@@ -122,11 +122,11 @@ def _takes_any_size(model: Module, example: Array) -> bool:
 
 
 def _sizes_in(op: Op) -> tuple[Any, ...]:
-    """Return all of an op that may hold a size of its images."""
+    """Return all of an op that may hold a size of its images; its channels do where it flattens them."""
     node = op.node
     if node is None:
         own = op.kind, op.activation, op.options, op.weight, op.bias, op.gain
-        return (op.inputs, len(op.shape), *own, op.shape[1:] if op.kind == "identity" else ())
+        return (op.inputs, len(op.shape), op.shape[1:2], *own)
     return op.inputs, node.operation, node.inputs, node.params, node.shape[1:] if node.operation is Reshape else ()
 
 
