@@ -51,7 +51,6 @@ LINES = (  # a case belongs to the first line that matches
     Line("self", "INT8 CNN against our NumPy backend", "int8", "to NumPy"),
     Line("self", "Several threads against one", "gemm|decode", "threads? beside one|beside one thread"),
     Line("self", "KV cache against none, 200 tokens", "decode", "200 tokens"),
-    Line("self", "Chosen tile against the default tile", "chooser"),
     Line("self", "Chosen convolution algorithm against the best of three", "algorithms"),
     Line("check", "Exponent of generation time in tokens", "decode", "exponent"),
     Line("check", "Share of memory bandwidth while decoding", "decode", "bandwidth"),
@@ -94,7 +93,7 @@ _SAME_WORK = (
 )
 # Native sources that a results file times, by pattern of their paths; the first pattern of the file's name holds.
 _SOURCES = (
-    ("gemm|chooser|tuning", r"gemm|gemv|matmul|product_"),
+    ("gemm|tuning", r"gemm|gemv|matmul|product_"),
     ("int8", r"int8|int16|graph/|ops/"),
     ("sparse", r"sparse"),
     ("decode|llama_cpp|ctranslate2", r"decoder|cached|int4|int8_dot|llama|gemv|gemm"),

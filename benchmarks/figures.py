@@ -319,10 +319,6 @@ _PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
 _AMX_KIND = "Emerald Rapids, AVX-512"
 
 
-def _margin() -> str:
-    return f"{100 * read_any('machines')['models']['CpuRidge']['margin']:g} %"
-
-
 def left_out() -> str:
     """The CPU's model on machines that it was not taught on."""
     cells = []
@@ -342,11 +338,6 @@ def left_out() -> str:
     headings = ("left out", "model", "kernels", "default", "first choice", "five measurements")
     more = ("five at random", "first / default, worst", "five over default, 95 % interval")
     return table((*headings, *more), cells)
-
-
-def _look_up() -> str:
-    seconds = read_any("tuning")["met_before"]
-    return f"{1e6 * seconds['on']:.2f} µs with the chooser on and {1e6 * seconds['off']:.2f} µs with it off"
 
 
 def _choosing(which: str) -> str:
@@ -432,8 +423,6 @@ def _processor_gain(row: str) -> str:
 FIGURES: Mapping[str, Callable[[], str]] = {
     "processors one by one": lambda: _processor_gain("10, one by one"),
     "processors adapted": lambda: _processor_gain("first, adapted to 100 kernels"),
-    "chooser margin": _margin,
-    "chooser look-up": _look_up,
     "choice h200": lambda: _choosing("h200"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),

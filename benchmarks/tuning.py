@@ -7,7 +7,7 @@
 The shapes are matrix products and convolutions in no collection. `--left-out` takes this processor's kernels out of
 what the model and its margin are fitted on. A tile is chosen without measuring, after five measurements, by the
 analytical default, and by measuring all; they then run in turns (`tilewise tune --check` does the same for shapes of
-your own). "met before" is a product through `dispatch` with the chooser on compared with one with it off, in seconds.
+your own).
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import interleaved, machine_class, provenance, results_path, today
+from benchmarks.harness import machine_class, provenance, results_path, today
 from tilewise._atomic import write_atomic
-from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem, Value
-from tilewise.tune.choose.chooser import make_chooser
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.choose.tuner import check
@@ -71,20 +69,10 @@ def convolutions(count: int, seed: int) -> list[Mapping[str, Value]]:
     return problems
 
 
-def met_before() -> dict[str, float]:
-    """Seconds of one product by `dispatch`: with the chooser, which knows the shape by then, and without."""
-    a = np.ones((64, 64), np.float32)
-    plain, asking = OptimizedBackend(), OptimizedBackend(tile_chooser=make_chooser())
-    runs = {"off": lambda: plain.dispatch("matmul", a, a), "on": lambda: asking.dispatch("matmul", a, a)}
-    for _ in range(2000):  # until it has decided
-        runs["on"]()
-    return interleaved(runs, 1, 2.0)
-
-
 def choosing(seed: int) -> dict[str, float]:
-    """Seconds of one choice without measuring, median over shapes that were never asked about before: the tuner's among
-    five hundred configurations of a Triton product, and the framework's chooser's for a product on this CPU. "cold" is
-    a process's first: the model is read, and what holds for all shapes is worked out."""
+    """Seconds of one choice without measuring among five hundred configurations of a Triton product, median over shapes
+    that were never asked about before. "cold" is a process's first: the model is read, and what holds for all shapes is
+    worked out."""
     rng = np.random.default_rng(seed)
     shapes = [tuple(int(size) for size in np.exp2(rng.uniform(5, 9, 3))) for _ in range(_CHOICES)]
     family = get_family("matmul")
@@ -99,11 +87,7 @@ def choosing(seed: int) -> dict[str, float]:
         assert model is not None
         return lambda problem: decide(problem, configs, model.rank(problem, configs))
 
-    def on_cpu() -> Callable[[Any], Any]:
-        chooser = make_chooser()
-        return lambda shape: chooser("matmul", shape, "float32", "nn")
-
-    return _seconds("h200", on_gpu, problems) | _seconds("cpu", on_cpu, shapes)
+    return _seconds("h200", on_gpu, problems)
 
 
 def _seconds(name: str, make: Callable[[], Callable[[Any], Any]], inputs: Sequence[Any]) -> dict[str, float]:
@@ -161,10 +145,10 @@ def main() -> None:
     results |= {"date": today(), "machine": machine_class(), "seed": options.seed, **provenance("tuning")}
     results |= {"families": by_family(results)}
     if not options.left_out:
-        results |= {"met_before": met_before(), "choosing": choosing(options.seed)}
+        results |= {"choosing": choosing(options.seed)}
     write_atomic(results_path(UNSEEN if options.left_out else RESULTS), json.dumps(results, indent=1) + "\n")
     print(json.dumps(results["families"], indent=1))
-    print({key: results[key] for key in ("met_before", "choosing") if key in results})
+    print(results.get("choosing"))
 
 
 if __name__ == "__main__":

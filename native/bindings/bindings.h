@@ -36,6 +36,5 @@ void bind_sparse(nb::module_& m);
 void bind_ladder(nb::module_& m);
 void bind_sage(nb::module_& m);
 void bind_ranker_rows(nb::module_& m);
-void bind_cpu_features(nb::module_& m);
 
 }  // namespace tw

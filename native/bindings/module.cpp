@@ -27,5 +27,4 @@ NB_MODULE(_native, m) {
   tw::bind_ladder(m);
   tw::bind_sage(m);
   tw::bind_ranker_rows(m);
-  tw::bind_cpu_features(m);
 }

@@ -571,12 +571,3 @@ def ranker_rows_backward(
     block_biases: Sequence[NDArray[numpy.float32]],
     out_weight: NDArray[numpy.float32],
 ) -> tuple[Any, ...]: ...
-def cpu_features(
-    configs: NDArray[numpy.float32],
-    columns: NDArray[numpy.int64],
-    product: NDArray[numpy.float64],
-    machine: NDArray[numpy.float64],
-    centre: NDArray[numpy.float32],
-    scale: NDArray[numpy.float32],
-    bound: float,
-) -> object: ...

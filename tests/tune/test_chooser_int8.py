@@ -13,19 +13,15 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, use_backend
 from tilewise.backend.tiled import tiled_op
 from tilewise.backend.tiled.int8_matmul import Int8Tile
-from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.store.problem import Config
 from tilewise.tune.choose.cache import ChoiceFile, Decision
-from tilewise.tune.choose.scores import ModelScores
-from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.choose.chooser import ModelChooser
-    from tilewise.tune.choose.tuned_table import key_of
+    from tilewise.tune.choose.tuned_table import TunedTable, key_of, load_tuned_table
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.int8_matmul import config_of
     from tilewise.tune.measure.cpu.device import CpuDevice
@@ -161,14 +157,7 @@ def test_nobody_is_asked_about_integers_that_were_not_tuned(settings_restored):
 # --- the tuner's choices ---
 
 
-class Unasked:
-    """A model that must not be asked."""
-
-    calibration = None
-    score = staticmethod(nobody)
-
-
-def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
+def chooser_that_knows(folder: Path, config: Config) -> TunedTable:
     bench = CpuDevice()
     spec = {"family": "int8_matmul", "m": 90, "n": 80, "k": 70, "threads": 1, "epilogue": "bias"}
     problem = get_family("int8_matmul").problem(spec)
@@ -176,8 +165,7 @@ def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
         Decision(problem, config, "measured", 1.0, None, 3, True)
     )
     assert key_of(problem, 1) == ("int8_matmul", (90, 80, 70), "int8", "packed")
-    model = ModelScores(Unasked(), Hyperparameters(), "test", TILE_FEATURES)
-    return ModelChooser(model, ChoiceFile(folder, bench.machine.identity, bench.version))
+    return load_tuned_table(native, folder)[0]
 
 
 def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restored):
@@ -198,8 +186,3 @@ def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path):
     nonsense = Config({**config_of(tiled_op("int8_matmul").default(native, (90, 80, 70), None, 1)), "register_m": 99})
     chooser = chooser_that_knows(tmp_path, nonsense)
     assert len(OptimizedBackend(tile_chooser=chooser).tiles) == 0
-
-
-def test_the_model_is_not_asked_about_integers(tmp_path):
-    chooser = chooser_that_knows(tmp_path, config_of(some_tiles((90, 80, 70), 1)[-1]))
-    assert chooser("int8_matmul", (60, 100, 100), "int8", "packed") is None

@@ -58,7 +58,6 @@ def tune(
     cache: Annotated[
         Path | None, output_folder(help="Folder of choices and measurements (default: your cache folder).")
     ] = None,
-    learn: Annotated[bool, option("Fine-tune the cost model on everything measured here (needs PyTorch).")] = False,
     fresh: Annotated[bool, option("Tune again, even if a choice is stored.")] = False,
     limit: Annotated[
         float | None, option("Measure in a separate process and give up on a configuration after this many seconds.")
@@ -108,7 +107,7 @@ def tune(
     if names := [f"--{name}" for name, value in serving.items() if value]:
         raise ConfigurationError(f"{', '.join(names)} applies to moe and block-fp8 only, not to {what}")
     make_inputs = inputs_for(what, shapes, files, batch=batch, seed=seed, free=tokens)
-    tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
+    tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, say=say)
     if shape is None and what not in _family_names_of(device) and not _SHAPE.match(what):
         _check_spelling(what, device)
         sizes = {"batch": batch, "tokens": tokens, "seed": seed, "make_inputs": make_inputs}
@@ -121,10 +120,6 @@ def tune(
         offer = calibration_offer() if tuner.device.kind == "cpu" else None
         if offer is not None:
             say(offer)
-    if learn:
-        from tilewise.tune.choose.finetune import learn as fine_tune
-
-        typer.echo(str(fine_tune(tuner, say)), err=as_json)
 
 
 def _family_names_of(device: str) -> list[str]:

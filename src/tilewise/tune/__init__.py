@@ -4,7 +4,7 @@ families/    the kernels that are tuned, one family per kind
 workloads/   the programs whose kernels are measured
 measure/     devices, sampling, the collectors, export
 search/      the Gaussian process, calibration, confidence, replay
-choose/      the decision procedure with its stopping rule, the tuner, the cache of choices, the framework's chooser
+choose/      the decision procedure with its stopping rule, the tuner, the cache of choices, the table of tuned tiles
 """
 
 from typing import TYPE_CHECKING

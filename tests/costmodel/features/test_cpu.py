@@ -102,25 +102,3 @@ def test_the_model_learns_what_it_is_shown_and_is_the_same_when_read_again(tmp_p
         np.testing.assert_allclose(again.exact(one, np.arange(3)), again.score(one)[:3], rtol=1e-3, atol=1e-4)
     same = ridge_scorer(kernels * 20, SCHEMA, seed=3)
     np.testing.assert_array_equal(same.score(kernels[0]), model.score(kernels[0]))
-
-
-@pytest.mark.parametrize("name", sorted(GRAPHS))
-@pytest.mark.parametrize("machine", [MACHINE, {}])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_the_compiled_features_are_those_of_numpy(name, machine, order, monkeypatch):
-    rng = np.random.default_rng(len(name))
-    feat = rows(200, machine)
-    feat[:, :24] = rng.choice([0, 1, 3, 8, 17, 64, 1000], (200, 24))
-    for column, values in {
-        "register_m": (0, 1, 6, 14), "register_n": (8, 16, 32), "pack_a": (0, 1), "pack_b": (0, 1),
-        "threads_m": (0, 1, 2), "threads_n": (1, 2), "threads": (1, 2, 4), "winograd": (0, 1, 2),
-    }.items():  # fmt: skip
-        feat[:, SCHEMA.config_features.index(column)] = rng.choice(values, 200)
-    one = kernel(GRAPHS[name], np.asarray(feat, order=order))
-    features = CpuFeatures.fit(dataset_from_kernels([one], [], [], SCHEMA).train)
-    some = np.array([3, 100, 7])
-    compiled = features.raw(one), features.apply(one).config, features.raw(one, some)
-    monkeypatch.setattr("tilewise.costmodel.features.cpu.native", None)
-    plain = features.raw(one), features.apply(one).config, features.raw(one, some)
-    for ours, theirs in zip(compiled, plain, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-7, atol=1e-30)

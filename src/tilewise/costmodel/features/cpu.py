@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._extension import native
 from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
@@ -105,10 +104,7 @@ def as_product(kernel: Kernel) -> MatrixProduct:
 
 
 def compute_features(p: MatrixProduct, bounds: Column, columns: Mapping[str, Column]) -> list[Any]:
-    """Compute one number or column (C,) per feature; `bounds` (24, C) holds TpuGraphs' columns.
-
-    `native/common/cpu_features.cpp` computes the same for tile choices at run time; the tests compare both.
-    """
+    """Compute one number or column (C,) per feature; `bounds` (24, C) holds TpuGraphs' columns."""
     t = _Tile.from_columns(p, bounds, columns)
     threads = np.maximum(columns["threads"], 1)
     return [*_kernel_features(p, t), *_register_features(p, t), *_cache_features(t), *_traffic_features(p, t),
@@ -327,12 +323,6 @@ class _CpuMachine:
         """Return log2 of working-set sizes and log2 of the bandwidth at each; `bandwidth` interpolates."""
         return np.log2([self.l1, self.l2, 2 * self.l3, 16 * self.l3]), np.log2(self.rates)
 
-    @functools.cached_property
-    def to_array(self) -> Column:
-        """Fields in the order that the compiled features read."""
-        scalars = np.array([self.lanes, self.registers, self.l1, self.l2, self.l3, self.flops])
-        return np.concatenate([scalars, *self._bandwidth_curve])
-
     def bandwidth(self, working_set: Any) -> Any:
         """Return bytes per second when reading a working set of this many bytes; levels blend into each other."""
         return np.exp2(np.interp(np.log2(np.maximum(working_set, 1.0)), *self._bandwidth_curve))
@@ -437,32 +427,18 @@ class CpuFeatures:
     def _scaled(
         self, kernel: Kernel, rows: npt.NDArray[np.int64] | None, centre: Floats, scale: Floats, bound: float
     ) -> Floats:
-        """Compute clip((feature - centre) * scale, -bound, bound), natively if the extension is there."""
+        """Compute clip((feature - centre) * scale, -bound, bound)."""
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != int(self.width[0]):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
         if len(centre) != N_FEATURES:
             raise FileFormatError("The model file's feature tables belong to another version; fit it again.")
         product = as_product(kernel)
-        # All configurations of a kernel ran on one machine, so the first row describes it.
-        if native is not None and config.dtype == np.float32 and len(config):
-            machine_values = np.where(self.columns < 0, 0.0, config[0, self.columns])[_N_CONFIG_COLUMNS:]
-            machine = _CpuMachine.from_columns(machine_values.tolist()).to_array
-            sizes = np.array([*vars(product).values()], np.float64)
-            table: Floats = native.cpu_features(
-                configs=config, columns=self._config_columns, product=sizes, machine=machine, centre=centre,
-                scale=scale, bound=bound,
-            )  # fmt: skip
-            return table
         values = [np.zeros(len(config)) if at < 0 else config[:, at].astype(np.float64) for at in self.columns.tolist()]
         columns = dict(zip(INPUT_COLUMNS, values, strict=True))
         features = compute_features(product, config.T.astype(np.float64), columns)
         scaled = np.stack([np.broadcast_to(x, len(config)).astype(np.float32) for x in features])
         return np.asarray(np.clip((scaled - centre[:, None]) * scale[:, None], -bound, bound))
-
-    @functools.cached_property
-    def _config_columns(self) -> npt.NDArray[np.int64]:
-        return self.columns[:_N_CONFIG_COLUMNS].astype(np.int64)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         return {"columns": self.columns, "width": self.width, "centre": self.centre, "scale": self.scale}

@@ -1,1 +1,1 @@
-"""Choosing a configuration: the tuner, the cache of choices, the framework's chooser, autotune and their checks."""
+"""Choosing a configuration: the tuner, the cache of choices, the table of tuned tiles, autotune and their checks."""

@@ -1,4 +1,4 @@
-"""The decision procedure shared by the tuner, the framework's chooser, `autotune`, GPU products and the tuning service.
+"""The decision procedure shared by the tuner, `autotune`, GPU products and the tuning service.
 
 `decide` receives a problem, its configurations (the default first), and up to three sources of information:
 

@@ -12,7 +12,7 @@ threads. If two choices have different `kc`, the later one wins.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,29 +32,18 @@ _NEVER = 1 << 62  # multiplications; more than any program computes
 
 
 class TunedTable:
-    """A `TileChooser` that looks up tuned tiles; None is the default tile.
+    """A `TileChooser` that looks up tuned tiles; None is the default tile."""
 
-    A shape without an entry is passed to `fallback` after it has computed `warm_up` multiplications.
-    """
+    min_work, warm_up = 0, _NEVER  # the compiled kernels hold all tiles (`preload`) and never ask
 
-    min_work, warm_up = 0, _NEVER
-
-    def __init__(
-        self, module: Any, choices: Sequence[Decision], fallback: Callable[[Key], Any] = lambda key: None
-    ) -> None:
-        self._native, self._isa, self.choose = module, module.isa(), fallback
+    def __init__(self, module: Any, choices: Sequence[Decision]) -> None:
+        self._native, self._isa = module, module.isa()
         self.tiles = self._tiles_by_situation(choices)  # None: the default is the fastest that was measured
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
-        is_tuned, tile = self.find((op, shape, dtype, layout))
-        return tile if is_tuned else self.choose((op, shape, dtype, layout))
-
-    def find(self, key: Key) -> tuple[bool, Any]:
-        """Look up a shape at the current thread count: whether it has an entry, and its tile."""
-        situation = (self._native.num_threads(), key)
-        if situation not in self.tiles or self._native.isa() != self._isa:
-            return False, None
-        return True, self.tiles[situation]
+        if self._native.isa() != self._isa:
+            return None
+        return self.tiles.get((self._native.num_threads(), (op, shape, dtype, layout)))
 
     def preload(self, table: Any) -> None:
         """Add the tiles to the table of the compiled kernels, which use them from the first call on."""

@@ -39,10 +39,9 @@ class Tuner:
 
     `cache` is the folder of choices and measurements (default: the user's cache folder), `model` a model file that
     replaces the shipped one, `budget` the number of configurations measured per problem. With `limit_s`, they run in
-    a separate process, so a configuration may crash or hang; it is given up after that many seconds. With `learn`, the
-    model that was fine-tuned on this machine's measurements is used (needs PyTorch). `service` is the address of a
-    `tilewise fleet serve`, which is asked first and receives the measurements; if it does not answer within 50 ms, the
-    tuner continues without it.
+    a separate process, so a configuration may crash or hang; it is given up after that many seconds. `service`
+    is the address of a `tilewise fleet serve`, which is asked first and receives the measurements; if it does not
+    answer within 50 ms, the tuner continues without it.
 
     >>> Tuner().tune({"family": "matmul", "m": 512, "n": 4096, "k": 1024}).config  # doctest: +SKIP
     """
@@ -55,7 +54,6 @@ class Tuner:
         cache: str | os.PathLike[str] | None = None,
         budget: int | None = None,
         limit_s: float | None = None,
-        learn: bool = False,
         service: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -64,7 +62,7 @@ class Tuner:
             raise ConfigurationError(f"budget must be at least 1 measurement, not {budget}.")
         self.device = open_device(device, limit_s) if isinstance(device, str) else device
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
-        self.budget, self.learn, self._say = budget or BUDGET, learn, say
+        self.budget, self._say = budget or BUDGET, say
         self._notes: set[str] = set()
         self.model = self._model(model)
         identity = self.device.machine
@@ -73,11 +71,10 @@ class Tuner:
         self._note(*self.choices.notes)
 
     def _model(self, model: str | os.PathLike[str] | None) -> ModelScores | None:
-        """Load the given, the fine-tuned or the shipped model; None if there is none for this hardware."""
+        """Load the given or the shipped model; None if there is none for this hardware."""
         device, note = self.device, ""
-        if model is not None or (self.learn and self.learned_file.is_file()):
-            path = self.learned_file if model is None else Path(model)
-            scores: ModelScores | None = file_scores(path, device.kind, device.margin)
+        if model is not None:
+            scores: ModelScores | None = file_scores(Path(model), device.kind, device.margin)
         else:
             identity, own = device.machine.identity, device.own_model
             scores, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
@@ -98,11 +95,6 @@ class Tuner:
     def store_file(self) -> Path:
         """Database of all measurements of the tuner on this machine."""
         return self.folder / f"{self._stem}.sqlite"
-
-    @property
-    def learned_file(self) -> Path:
-        """Model file that `learn` writes."""
-        return self.folder / f"{self._stem}.safetensors"
 
     def _note(self, *lines: str) -> None:
         """Report each line once."""
