@@ -203,6 +203,13 @@ def product_choice() -> str:
     return table(headings, cells)
 
 
+def product_paths() -> str:
+    """Range of the shares of the fastest path's speed, over machines and instruction sets left out of the fit."""
+    rows = [row for row in read_any("product_choice") if row["held_out"] == "machine" and row["set"] == "paths"]
+    shares = [row["learned"] for row in rows]
+    return f"{min(shares):.2f} to {max(shares):.2f}"
+
+
 def processors() -> str:
     """The CPU collection with a processor left out: `python -m benchmarks.devices --processors`."""
     content = (read_any("devices") or {}).get("processors")
@@ -423,6 +430,7 @@ def _processor_gain(row: str) -> str:
 FIGURES: Mapping[str, Callable[[], str]] = {
     "processors one by one": lambda: _processor_gain("10, one by one"),
     "processors adapted": lambda: _processor_gain("first, adapted to 100 kernels"),
+    "product paths": product_paths,
     "choice h200": lambda: _choosing("h200"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),

@@ -245,10 +245,18 @@ _CPP_CONSTANT = re.compile(
 )
 
 
+# A number computed from another constant, or one whose comment says that a machine or a kernel's code defines it.
+_CPP_DEFINED = re.compile(r"^[^=]*=[^;,=]*\bk[A-Z]\w*[^,]*;|// (?:definition|hardware)\b")
+
+
 def numeric_constants(file: SourceFile) -> Iterator[Violation]:
-    """Find numbers with a name at module level (in C++: `constexpr` numbers called k…)."""
+    """Find numbers with a name at module level (in C++: `constexpr` numbers called k… that somebody chose).
+
+    In C++ a comment `// hardware: …` marks a fact about machines (a cache line), `// definition: …` a number that is
+    part of a kernel, a format or arithmetic (the rows of a register tile, the bytes of a block, a square root).
+    """
     for number, line in enumerate([] if file.is_python else file.lines, start=1):
-        if match := _CPP_CONSTANT.match(line):
+        if (match := _CPP_CONSTANT.match(line)) and not _CPP_DEFINED.search(line):
             yield Violation(file.path, number, f"numeric constant `{match[1]}`")
     module = file.nodes[0] if file.nodes else None
     for statement in module.body if isinstance(module, ast.Module) else ():

@@ -20,7 +20,7 @@ namespace {
 std::size_t least_pooled = std::size_t{256} << 10;  // guarded by the GIL
 constexpr std::size_t kKeptBytes = std::size_t{128} << 20;
 constexpr int kMaxBlocks = 64;
-constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;
+constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;  // hardware
 
 struct Block {
   void* data;

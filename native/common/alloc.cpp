@@ -10,10 +10,10 @@
 namespace tw {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kAlignment = 64;  // hardware
 // From here on a block is worth pages of 2 MiB: read front to back, small pages cost up to half the bandwidth, because
 // the hardware stops fetching ahead at the end of each.
-constexpr std::size_t kLargePage = std::size_t{1} << 21, kLargeBlock = 2 * kLargePage;
+constexpr std::size_t kLargePage = std::size_t{1} << 21, kLargeBlock = 2 * kLargePage;  // hardware
 std::atomic<int64_t> in_use{0}, peak{0};
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }

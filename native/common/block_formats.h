@@ -14,8 +14,8 @@ struct BlockFormat {
   int packing;  // index into kBlockPacking, or -1: float32, float16, bfloat16
 };
 
-constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;
-constexpr int kQ8_0Packing = 4;
+constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;  // definition
+constexpr int kQ8_0Packing = 4;                                                 // definition
 constexpr BlockFormat kBlockFormats[] = {{kF32, 1, 4, -1},   {kF16, 1, 2, -1},
                                          {kBF16, 1, 2, -1},  // floats
                                          {kQ4_0, 32, 18, 0}, {kQ4_1, 32, 20, 1},

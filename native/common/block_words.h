@@ -22,7 +22,7 @@ struct BlockWords {
   uint8_t multiple[2];  // of the shared numbers: scale and minimum, or the scales of both halves
 };
 
-constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+constexpr uint32_t kNibbles = 0x0f0f0f0fu;  // definition
 
 template <class T>
 TW_BLOCK_INLINE T load_as(const void* from) {

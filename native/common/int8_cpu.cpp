@@ -30,7 +30,7 @@ bool bit(unsigned value, int i) { return (value >> i & 1u) != 0; }
 // Requests AMX from the kernel once per process; the answer holds for all its threads.
 bool ask_for_amx() {
 #if defined(__x86_64__) && defined(__linux__) && defined(TW_AMX)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // definition: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   const unsigned features = cpuid(7, 0).d;
   if (best_isa() != Isa::avx512 || !bit(features, 24) || !bit(features, 25)) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -119,7 +119,7 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
 namespace {
 
 constexpr int64_t kMinTileRows = 16;   // fewer rows would leave AMX tiles mostly empty
-constexpr int64_t kTileRunBytes = 64;  // bytes of a tile row
+constexpr int64_t kTileRunBytes = 64;  // hardware: bytes of a tile row
 constexpr int kMinTileColumns = 64;
 
 // Runs of whole tile rows are loaded in place. Others are gathered first, which only pays off if many columns use them:

@@ -11,7 +11,7 @@ namespace tw {
 
 // `count` products of one shape, the batch dimensions of the operands as in NumPy (a stride of 0 broadcasts). Results
 // lie one after the other in c.
-constexpr int kMaxBatchDims = 32;
+constexpr int kMaxBatchDims = 32;  // definition
 struct Batch {
   int64_t count = 1;
   int dims = 0;

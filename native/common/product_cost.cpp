@@ -8,7 +8,7 @@
 namespace tw {
 namespace {
 
-constexpr double kLine = 64;  // bytes of a cache line
+constexpr double kLine = 64;  // hardware: bytes of a cache line
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -26,7 +26,7 @@ struct Problem {
 
 // Cycles of one step along k of a micro-tile: two multiply-adds or two loads a cycle, or the latency of one.
 double step_cycles(int64_t rows, int64_t vectors) {
-  constexpr double kLatency = 5;
+  constexpr double kLatency = 5;  // hardware
   const double r = static_cast<double>(rows), v = static_cast<double>(vectors);
   return vectors == 0 ? 0 : std::max({r * v / 2, (r + v) / 2, kLatency});
 }

@@ -25,7 +25,7 @@ enum class ProductPath : uint8_t {
   small_k,     // sums of a few terms
   small_n,     // up to four columns
 };
-constexpr int kProductPaths = 15;
+constexpr int kProductPaths = 15;  // definition
 
 struct ProductConfig {
   ProductPath path = ProductPath::tiled;

@@ -83,7 +83,7 @@ class ShapeTable {
     return least;
   }
   static uint64_t worth(const Entry& entry) {
-    constexpr uint64_t kDecided = uint64_t{1} << 62, kPinned = uint64_t{1} << 63;
+    constexpr uint64_t kDecided = uint64_t{1} << 62, kPinned = uint64_t{1} << 63;  // definition
     if (entry.pinned) return kPinned;
     if (entry.state == State::empty) return 0;
     return entry.state == State::counting ? entry.used : entry.used | kDecided;

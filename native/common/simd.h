@@ -31,11 +31,11 @@ namespace tw {
 namespace TW_ISA {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
+constexpr int kLanes = 16;  // definition
 #elif defined(__AVX2__)
-constexpr int kLanes = 8;
+constexpr int kLanes = 8;  // definition
 #else
-constexpr int kLanes = 4;
+constexpr int kLanes = 4;  // definition
 #endif
 
 typedef float vf __attribute__((vector_size(kLanes * 4)));

@@ -12,7 +12,7 @@ namespace tw {
 
 // What a block is for: a thread may use blocks of different uses at once.
 enum class Scratch { kernel, product, packed_product, call_weights, attention, int8, int8_sums, sage };
-constexpr int kScratchUses = 8;
+constexpr int kScratchUses = 8;  // definition
 
 class ScratchBlocks {
  public:

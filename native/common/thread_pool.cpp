@@ -118,7 +118,7 @@ class Pool {
   }
 
  private:
-  static constexpr int kClosed = -1;
+  static constexpr int kClosed = -1;  // definition
 
   // While the pool is this caller's and closed, its workers use nothing of theirs. Out of memory, a worker asks again
   // itself.

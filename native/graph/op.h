@@ -27,7 +27,7 @@ struct Operand {
   }
 };
 
-constexpr int kMaxOperands = 4;  // inputs of one operator, except concat
+constexpr int kMaxOperands = 4;  // definition: inputs of one operator, except concat
 
 struct OpCall {
   int64_t batch;

@@ -63,7 +63,7 @@ class Graph::Schedule {
 
   // A buffer is in the arena of its stage, at `offset` times the arena's elements. The value that the first stage
   // leaves to the second one is in memory of the whole batch.
-  static constexpr int kWholeBatch = 2;
+  static constexpr int kWholeBatch = 2;  // definition
   struct BufferRecord {
     TensorDesc desc;
     int stage;

@@ -15,7 +15,7 @@ namespace {
 constexpr int kQueryBlock = 64;
 constexpr int kKeyBlock = 64;
 
-constexpr int kTileVectors = 2;
+constexpr int kTileVectors = 2;  // definition
 constexpr int kTileRows = kMaxRows[kTileVectors];
 
 struct Factor {  // an operand read element by element: element (i, p) at data[i * row + p * column]

@@ -19,9 +19,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kVectors = kBlockPanel / kLanes;  // of a panel
-constexpr int kSteps = 4;                       // pairs of groups in a block: values 4 g ... and 16 + 4 g ...
-constexpr float kLargestFloat = 3.4028234663852886e38f;
+constexpr int kVectors = kBlockPanel / kLanes;           // of a panel
+constexpr int kSteps = 4;                                // pairs of groups in a block: values 4 g ... and 16 + 4 g ...
+constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition
 
 // --- rows of floats to int8 ---
 

@@ -17,9 +17,9 @@
 
 namespace tw {
 
-constexpr int kBlock = 32;       // values of K that share a scale
-constexpr int kBlockPanel = 16;  // columns of a panel
-constexpr int kBlockRun = 64;    // bytes of a run of codes
+constexpr int kBlock = 32;       // definition: values of K that share a scale
+constexpr int kBlockPanel = 16;  // definition: columns of a panel
+constexpr int kBlockRun = 64;    // definition: bytes of a run of codes
 
 enum class BlockScales {
   half,           // a float16 scale per block
@@ -47,7 +47,7 @@ struct BlockPacking {
 };
 
 // In the order of BlockKernels::rows.
-constexpr int kBlockPackings = 9;
+constexpr int kBlockPackings = 9;  // definition
 constexpr BlockPacking kBlockPacking[kBlockPackings] = {
     {4, 8, false, BlockScales::half, 18},            // Q4_0
     {4, 0, false, BlockScales::half_minimum, 20},    // Q4_1

@@ -82,7 +82,7 @@ struct ConvLimits {
 // Largest magnitude that the Winograd transforms accept: products, sums over channels and the gain of the transforms
 // stay far from overflow. NaN and infinity exceed it, so that they reach the direct kernel and propagate as they
 // should.
-constexpr float kWinogradLimit = 1.0e15f;
+constexpr float kWinogradLimit = 1.0e15f;  // definition
 
 struct WinogradKernels {
   int64_t tile, positions, input_cost,

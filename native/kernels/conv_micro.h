@@ -11,11 +11,11 @@ namespace {
 
 // 32 vector registers with AVX-512, 16 else; two vectors of B stay in registers beside the accumulators.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 14;
+constexpr int kMaxRows = 14;  // definition
 #else
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = 6;  // definition
 #endif
-constexpr int kPanelVectors = 2;
+constexpr int kPanelVectors = 2;  // definition
 
 // The epilogue of a tile with an NHWC result. Pointers refer to its first vector and row.
 struct TileEpilogue {
@@ -79,7 +79,7 @@ struct MicroArgs {
 
 // Rows are addressed from one pointer for every three rows and one stride: as many addresses as fit the general
 // registers. Hiding the relation of the pointers keeps the compiler from creating one per row.
-constexpr int kRowsPerPointer = 3;
+constexpr int kRowsPerPointer = 3;  // definition
 
 // Whether the epilogue is applied in registers: full vectors, and an activation that only clips.
 TW_INLINE bool clips(const TileEpilogue& f, int64_t vectors) {

@@ -27,10 +27,10 @@ typedef double vd __attribute__((vector_size(kLanes * 8)));
 // The interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in
 // float32 is five times larger.
 struct FourByFour {
-  static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // outputs and inputs a side, products
+  static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // definition: outputs and inputs a side, products
   static constexpr bool kLate = false;  // whether filters are transformed in the kernel instead of when they are packed
   static constexpr int64_t kInputCost = 220, kOutputCost = 200;
-  static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;
+  static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;  // definition
 
   template <class V>
   static TW_INLINE void input(const V (&d)[6], V (&t)[6]) {
@@ -72,7 +72,7 @@ struct FourByFour {
 
 // At 0, +-1 and infinity.
 struct TwoByTwo {
-  static constexpr int kTile = 2, kWindow = 4, kPositions = 16;
+  static constexpr int kTile = 2, kWindow = 4, kPositions = 16;  // definition
   static constexpr bool kLate = false;
   static constexpr int64_t kInputCost = 72, kOutputCost = 60;
 
@@ -106,7 +106,7 @@ struct TwoByTwo {
 // at a time: a task uses them for many tiles.
 struct LateFourByFour : FourByFour {
   static constexpr bool kLate = true;
-  static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;
+  static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;  // definition
   // G, row by row
   static constexpr float kRows[6][3] = {{1, 0, 0},
                                         {-2 * kThird, -kOdd, -kThird},

@@ -50,10 +50,10 @@ struct PackedB {
   int64_t first = 0;          // the first column of this product in it, a multiple of nr
 };
 
-constexpr int64_t kMaxSmallM = 8;     // most rows or columns of the kernels for few rows and few columns
-constexpr int64_t kShortestSum = 12;  // most terms of the kernels for short sums
+constexpr int64_t kMaxSmallM = 8;     // definition: most rows or columns of the kernels for few rows and few columns
+constexpr int64_t kShortestSum = 12;  // definition: most terms of the kernels for short sums
 // The most rows of `small_m` and columns of `small_n`.
-constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;
+constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;  // definition
 
 struct GemmKernels {
   int lanes;            // floats in a vector: nr is a multiple of it

@@ -12,8 +12,8 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int kMaxVectors = 4;     // widest register tile, in vectors
-constexpr int kPrefetchStep = 16;  // floats in a cache line
+constexpr int kMaxVectors = 4;     // definition: widest register tile, in vectors
+constexpr int kPrefetchStep = 16;  // hardware: floats in a cache line
 
 // Rows that fit in the register file beside NV vectors of B and one broadcast of A.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -41,7 +41,7 @@ using MicroKernel = void (*)(const MicroArgs&);
 
 // Rows of A are addressed from one pointer for every three rows plus one stride: as many addresses as fit the general
 // registers beside those of the loop. Hiding the relation of the pointers keeps the compiler from creating fourteen.
-constexpr int kRowsPerPointer = 3;
+constexpr int kRowsPerPointer = 3;  // definition
 
 // The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it:
 //   AVX-512: whole (masked, which costs nothing), or half: at most eight columns, in 256-bit registers, which a core

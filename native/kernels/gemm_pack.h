@@ -91,7 +91,7 @@ inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int6
 // the gaps of missing rows are closed.
 template <int Rows>
 TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
-  constexpr int kRoundedUp = Rows <= 1 ? 1 : Rows <= 2 ? 2 : Rows <= 4 ? 4 : 8;
+  constexpr int kRoundedUp = Rows <= 1 ? 1 : Rows <= 2 ? 2 : Rows <= 4 ? 4 : 8;  // definition
   if constexpr (kRoundedUp > kLanes) {
     for (int j = 0; j < lanes; ++j) {
       for (int i = 0; i < Rows; ++i) to[j * Rows + i] = rows[i][j];

@@ -11,11 +11,11 @@ namespace TW_ISA {
 
 constexpr int kShortMost = kShortestSum;  // terms
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kShortHeld = 24;  // vectors of B in registers
+constexpr int kShortHeld = 24;  // definition: vectors of B in registers
 #else
-constexpr int kShortHeld = 12;
+constexpr int kShortHeld = 12;  // definition
 #endif
-constexpr int kShortVectorsMost = 4;
+constexpr int kShortVectorsMost = 4;  // definition
 constexpr int short_vectors(int k) {
   return kShortHeld / k < 1 ? 1 : kShortHeld / k < kShortVectorsMost ? kShortHeld / k : kShortVectorsMost;
 }

@@ -17,7 +17,7 @@ constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
 #else
 constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
 #endif
-constexpr int kMaxSmallMVectors = 12;
+constexpr int kMaxSmallMVectors = 12;  // definition
 
 // Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together.
 constexpr int64_t kPrefetchRows = 8;
@@ -77,7 +77,7 @@ void small_m_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
 using SmallMStrip = void (*)(const Gemm&, int64_t, int);
 
 // Only the sizes in use are compiled: one row has its own kernels, and beyond kPlainRowsMost tiles are as fast.
-constexpr int kPlainRowsMost = 3;
+constexpr int kPlainRowsMost = 3;  // definition
 
 template <int M, int V, bool Interleaved>
 constexpr SmallMStrip strip_or_null() {

@@ -83,15 +83,15 @@ TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
 // in registers beside O x I accumulators and one vector of the longer: kDotFits[I] is the largest O that fits,
 // kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kDotInner = 6;
+constexpr int kDotInner = 6;  // definition
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 12, 8, 6, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 12, 8, 4, 5, 4};
 #else
-constexpr int kDotInner = 3;
+constexpr int kDotInner = 3;  // definition
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
 #endif
-constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // rows, accumulators of a tile
+constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // definition: rows, accumulators of a tile
 
 // Result (o, i) is stored at c[o * c_row + i], or at c[i * c_row + o] if the longer operand is B.
 struct DotArgs {
@@ -198,7 +198,7 @@ void short_dot_products(const float* rows, int64_t row, const float* x, int64_t 
   }
 }
 
-constexpr int kMaxShortTerms = 8, kMinVectorTerms = 3;
+constexpr int kMaxShortTerms = 8, kMinVectorTerms = 3;  // definition
 using ShortDotProducts = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
 constexpr ShortDotProducts kShortDotProducts[kMaxShortTerms] = {
     short_dot_products<1>, short_dot_products<2>, short_dot_products<3>, short_dot_products<4>,
@@ -241,7 +241,7 @@ TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
 
 // Multiplies a vector by the rows of a matrix, front to back. The lanes are summed once for every eight pairs of rows.
 inline void dot_products_streamed(const Gemm& g) {
-  constexpr int kPairs = 8;
+  constexpr int kPairs = 8;  // definition
   const int64_t half = g.n / 2;
   for (int64_t first = 0; first < half; first += kPairs) {
     const int pair_count = smaller_int(half - first, kPairs);
@@ -446,11 +446,11 @@ void rows_streamed(const Gemm& g) {
 
 // More rows of C than there are registers for their scales: a few rows of B at a time, read front to back, by groups of
 // rows of C. The scales of a group are copied once, so that they are contiguous.
-constexpr int kStreamedDepth = 8;
+constexpr int kStreamedDepth = 8;  // definition
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kStreamedGroup = 6, kStreamedVectors = 4;
+constexpr int kStreamedGroup = 6, kStreamedVectors = 4;  // definition
 #else
-constexpr int kStreamedGroup = 4, kStreamedVectors = 2;
+constexpr int kStreamedGroup = 4, kStreamedVectors = 2;  // definition
 #endif
 
 struct StreamedRows {

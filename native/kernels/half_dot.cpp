@@ -10,8 +10,8 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kLineWeights = 32;         // of a cache line
-constexpr int kOutputs = 4;              // outputs that share each load of several rows
+constexpr int kLineWeights = 32;         // hardware: of a cache line
+constexpr int kOutputs = 4;              // definition: outputs that share each load of several rows
 constexpr int kStripRows = kMaxRows[2];  // with two vectors of outputs, a tile of this height fills the registers
 constexpr int kPanel = 2 * kLanes;       // outputs of a panel
 constexpr int64_t kPanelWords = 512;     // of K: a panel takes 64 KiB of the L2 cache, a strip 28 KiB

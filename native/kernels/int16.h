@@ -15,8 +15,8 @@
 
 namespace tw {
 
-constexpr int64_t kMaxSummedPixels = 65535;  // the most pixels whose sum always fits 32 bits
-constexpr int kInt16Group = 2;               // channels per multiply-add
+constexpr int64_t kMaxSummedPixels = 65535;  // definition: the most pixels whose sum always fits 32 bits
+constexpr int kInt16Group = 2;               // definition: channels per multiply-add
 
 struct Int16Problem {
   Int8Problem to;                  // output pixels, `in_grid` and output stage; its `in` and `weights` are not used
@@ -33,8 +33,8 @@ struct Int16Problem {
 // overlaps the one before it. Layout: [block][pair of tap rows][tap][channel in `kBlockOrder`][row of the pair]. An odd
 // last row is stored as [pair of taps][channel][tap], followed by zeros. This matches the order in which unpack
 // instructions interleave two pixels.
-constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // position of each group of four channels
-constexpr int kDepthwiseBlock = 16;
+constexpr int kBlockOrder[4] = {0, 2, 1, 3};                       // position of each group of four channels
+constexpr int kDepthwiseBlock = 16;                                // definition
 static inline int64_t block_at(int64_t block, int64_t channels) {  // static: compiled once per instruction set
   const int64_t first = kDepthwiseBlock * block, last = channels - kDepthwiseBlock;
   return first > last && last >= 0 ? last : first;

@@ -182,7 +182,7 @@ TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m2
 // itself times 0.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
-  constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;
+  constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;  // definition
   __m256i weight[kPairs];
 #pragma GCC unroll 4
   for (int k = 0; k < kPairs; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
@@ -259,8 +259,8 @@ TW_INLINE void block_tile(const Int16Problem& p, const BlockOutputStage& end, co
 template <bool kBytes, int Taps, int Stride>
 __attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const Run& run,
                                              const Int16PiecewiseVectors* curve) {
-  constexpr int kSmallTile = 4, kLargeTile = 8;
-  const Int16Problem p = problem;  // a local copy: stores may alias the argument
+  constexpr int kSmallTile = 4, kLargeTile = 8;  // definition
+  const Int16Problem p = problem;                // a local copy: stores may alias the argument
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
     const BlockOutputStage end(p.to, column);

@@ -11,11 +11,11 @@ namespace TW_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kMaxTileRows = 12;  // pixels of a register tile (times one panel)
+constexpr int kMaxTileRows = 12;  // definition: pixels of a register tile (times one panel)
 #elif defined(__AVX2__)
-constexpr int kMaxTileRows = 6;
+constexpr int kMaxTileRows = 6;  // definition
 #else
-constexpr int kMaxTileRows = 2;
+constexpr int kMaxTileRows = 2;  // definition
 #endif
 constexpr int kBlock = 96;  // pixels per block of the loop over panels: a multiple of every kMaxTileRows
 

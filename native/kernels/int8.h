@@ -13,8 +13,8 @@
 
 namespace tw {
 
-constexpr int kInt8Panel = 16;  // columns of a packed weight panel, on every instruction set
-constexpr int kInt8Group = 4;   // values of K per dot-product instruction
+constexpr int kInt8Panel = 16;  // definition: columns of a packed weight panel, on every instruction set
+constexpr int kInt8Group = 4;   // definition: values of K per dot-product instruction
 
 enum class Int8Out : int { int32 = 0, float32 = 1, uint8 = 2, int16 = 3 };
 
@@ -72,8 +72,8 @@ struct Int8Tile {
   int threads_m = 1, threads_n = 1;
 };
 
-constexpr int kInt8MaxPanels = 4;          // largest register tile, in panels
-constexpr int64_t kInt8MaxRows = 512;      // largest row block: its row offsets are on the stack
+constexpr int kInt8MaxPanels = 4;          // definition: largest register tile, in panels
+constexpr int64_t kInt8MaxRows = 512;      // definition: largest row block: its row offsets are on the stack
 constexpr int64_t kInt8MaxSums = 1 << 20;  // largest block of sums that is kept in memory between blocks of K
 constexpr int kInt8MaxThreads = 1024;
 

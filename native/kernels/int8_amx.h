@@ -21,7 +21,7 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // activations, weights and sums alike
+constexpr int kTileRows = 16, kTileBytes = 64;  // hardware: activations, weights and sums alike
 constexpr int kTileSize = kTileRows * kTileBytes;
 
 struct alignas(64) TilePalette {

@@ -30,7 +30,7 @@ struct Parabola {
 // 0) - h) * step with t = min(|u| << shift, 32767), h = c0 + t * (c1 + t * c2) with the coefficients of the eighth of
 // [0, 32767] that contains t. Products are rounded to their high bits: (a * b + 2^14) >> 15. The output's highest byte
 // is 255.
-constexpr int kMaxPiecewiseInput = 32700;  // the largest u for which no intermediate result overflows
+constexpr int kMaxPiecewiseInput = 32700;  // definition: the largest u for which no intermediate result overflows
 struct Uint8Piecewise {
   int16_t c0[8] = {}, c1[8] = {}, c2[8] = {};
   int16_t shift = 0, step = 0;
@@ -48,7 +48,7 @@ struct Uint8Stage {
 
 // Requantization to int16 with a zero point of 0: clamp(round(value), low, high). Gates, and SiLU and GELU where steps
 // are very fine, are computed in floats, with the same operations on every instruction set: act(value) * inverse.
-constexpr int kInt16Limit = 32767;  // the largest magnitude; layers with long sums need smaller ones
+constexpr int kInt16Limit = 32767;  // definition: the largest magnitude; layers with long sums need smaller ones
 
 enum class Int16Activation : int { none, parabola, hard_sigmoid, sigmoid, silu, gelu, piecewise, leaky_relu };
 

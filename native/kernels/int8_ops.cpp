@@ -64,7 +64,7 @@ void quantize_image(const float* x, int64_t channels, float inverse, int zero, c
   }
 }
 
-constexpr float kLargestFloat = 3.4028234663852886e38f;
+constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition
 
 float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   vf most = {};  // NaNs are ignored here and become 128, the zero point

@@ -25,8 +25,8 @@ struct Excess {
   int32_t at, bytes;
 };
 
-constexpr int kSplitRows = 4;    // rows of a tile; they share a list
-constexpr int kSplitChunk = 64;  // bytes of input per index entry
+constexpr int kSplitRows = 4;    // definition: rows of a tile; they share a list
+constexpr int kSplitChunk = 64;  // definition: bytes of input per index entry
 
 struct Split {
   const uint8_t* low = nullptr;  // replaces the problem's input: low + at.in[row]

@@ -63,7 +63,7 @@ template <CacheKind K>
 void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
                 float* scores) {
   using T = typename Element<K>::type;
-  constexpr int kGroup = 8;
+  constexpr int kGroup = 8;  // definition
   const T* data = static_cast<const T*>(keys.data);
   const char* value = static_cast<const char*>(values.data);
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));

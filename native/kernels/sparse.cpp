@@ -116,7 +116,7 @@ TW_INLINE vf broadcast(QuadWeights four) {
 template <int I, int B>
 TW_INLINE const float* column(uint32_t four, const float* x) {
   static_assert(B == 16 || B == 32, "the shifts are for these");
-  constexpr int kShift = B == 16 ? 6 : 7, kDown = 8 * I - kShift;
+  constexpr int kShift = B == 16 ? 6 : 7, kDown = 8 * I - kShift;  // definition
   const uint32_t bytes = (kDown < 0 ? four << (-kDown & 31) : four >> (kDown & 31)) & (0xffu << kShift);
   return reinterpret_cast<const float*>(reinterpret_cast<const char*>(x) + bytes);
 }
@@ -198,7 +198,7 @@ void cells_times_batch(const SparseCells<float>& a, int64_t block, const float* 
 template <int B>
 void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int used, const SparseEpilogue& epilogue,
               float* work) {
-  constexpr int kMost = B / kLanes < 4 ? B / kLanes : kLanes == 8 ? 4 : 2;
+  constexpr int kMost = B / kLanes < 4 ? B / kLanes : kLanes == 8 ? 4 : 2;  // definition
   const int rows = rows_of_block(a.rows, block);
   for (int row = 0; row < rows; ++row) {
     const vf bias = splat(epilogue.bias == nullptr ? 0.0f : epilogue.bias[block * kBlockRows + row]);

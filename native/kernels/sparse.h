@@ -18,10 +18,10 @@
 
 namespace tw {
 
-constexpr int kBlockRows = 128;   // of a cell
-constexpr int kCellColumns = 64;  // of a cell: what a permute of four AVX-512 registers reaches
-constexpr int kBand = 16;         // rows that have their slots in common: lanes of an AVX-512 register
-constexpr int kQuad = 4;          // rows whose sums one pass of the batch kernel holds
+constexpr int kBlockRows = 128;   // definition: of a cell
+constexpr int kCellColumns = 64;  // definition: of a cell: what a permute of four AVX-512 registers reaches
+constexpr int kBand = 16;         // definition: rows that have their slots in common: lanes of an AVX-512 register
+constexpr int kQuad = 4;          // definition: rows whose sums one pass of the batch kernel holds
 constexpr int kBlockBands = kBlockRows / kBand;
 constexpr int kBlockQuads = kBlockRows / kQuad;
 
@@ -51,8 +51,8 @@ struct PixelRun {
   int to, count;
 };
 
-constexpr int kMaxVectors = 4;  // of one pass of the vectors kernels
-constexpr int kMaxBatch = 32;   // inputs that one pass of the block kernel takes
+constexpr int kMaxVectors = 4;  // definition: of one pass of the vectors kernels
+constexpr int kMaxBatch = 32;   // definition: inputs that one pass of the block kernel takes
 constexpr int kWorkFloats = kBlockRows * kMaxBatch;
 
 struct SparseKernels {

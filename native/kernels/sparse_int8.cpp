@@ -74,7 +74,7 @@ void vectors(const SparseCells<int8_t>& a, const int16_t* x, int64_t x_step, int
 }
 
 float quantize(const float* x, int64_t count, int16_t* q) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves no room for a fraction
+  constexpr float kRound = 12582912.0f;  // definition: 1.5 * 2^23: adding it leaves no room for a fraction
   float largest = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float magnitude = x[i] < 0.0f ? -x[i] : x[i];

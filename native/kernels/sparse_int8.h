@@ -9,7 +9,7 @@
 
 namespace tw {
 
-constexpr int kInt8Slots = 2;  // of a step of the kernels
+constexpr int kInt8Slots = 2;  // definition: of a step of the kernels
 constexpr int kInt8Slack =
     32;  // numbers after the last padded column: the kernels may read two, and each x has whole lines
 

@@ -18,8 +18,8 @@
 
 namespace tw {
 
-constexpr int kStripRows = 8, kStripColumns = 8;
-constexpr int kStripSlots = 5;  // of an entry at most: what 16 bits hold the columns of
+constexpr int kStripRows = 8, kStripColumns = 8;  // definition
+constexpr int kStripSlots = 5;                    // definition: of an entry at most: what 16 bits hold the columns of
 
 struct SparseStrips {
   int64_t rows = 0;

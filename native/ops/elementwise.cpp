@@ -5,8 +5,6 @@
 namespace tw {
 namespace {
 
-constexpr std::size_t kVectorFloats = 16;  // of the widest vector: kernels read whole vectors of per-channel numbers
-
 BytePixels uint8_pixels(const Operand& x, int64_t image, int64_t row, float scale) {
   return {x.row(image, row), x->pixel(), scale, x->zero_point};
 }

@@ -6,11 +6,10 @@
 #include <stdexcept>
 
 #include "common/matmul.h"
+#include "ops/rows.h"
 
 namespace tw {
 namespace {
-
-constexpr int64_t kVectorFloats = 16;  // of the widest vector
 
 Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
   Buffer<float> to(static_cast<std::size_t>(count + padding));

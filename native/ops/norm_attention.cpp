@@ -24,7 +24,6 @@ class LayerNorm : public Op {
   }
 
   void run(const OpCall& call) const override {
-    constexpr int64_t kTaskFloats = 8192;  // less than this takes as long as waking a thread
     const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
     const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
     parallel_near(static_cast<int>(tasks), [&](int task) {
@@ -46,7 +45,6 @@ class GroupNorm : public Op {
  public:
   GroupNorm(int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps)
       : groups_(groups), channels_(static_cast<int64_t>(weight.size())), weight_(weight), bias_(bias), eps_(eps) {
-    constexpr std::size_t kVectorFloats = 16;  // the kernel reads whole vectors
     require(weight.size() == bias.size(), "group norm has a weight and a bias per channel");
     weight_.resize(weight_.size() + kVectorFloats);
     bias_.resize(bias_.size() + kVectorFloats);

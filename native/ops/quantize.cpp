@@ -145,7 +145,6 @@ class QuantizeRows : public Op {
   }
 
   void run(const OpCall& call) const override {
-    constexpr int64_t kTaskFloats = 8192;  // less than this takes as long as waking a thread
     const LastImage x = call.in[0].floats(call.batch);
     const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
     const int64_t padded = round_up(x.c, kInt8Group), step = call.out->pixel();
@@ -159,7 +158,7 @@ class QuantizeRows : public Op {
   }
 
  private:
-  static constexpr int kZeroPoint = 128;
+  static constexpr int kZeroPoint = 128;  // definition
 };
 
 // Floats from planes to channels last, or back; or copied with another pitch.

@@ -19,8 +19,7 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxAxes = 10;
-constexpr int64_t kTaskFloats = 8192;  // less than this takes as long as waking a thread
+constexpr int kMaxAxes = 10;  // definition
 
 // An operand with its strides in floats.
 struct View {
