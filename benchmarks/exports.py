@@ -1,11 +1,12 @@
-"""Transformers as PyTorch exports them, loaded here, compared with ONNX Runtime and OpenVINO on the same file.
+"""Networks as PyTorch exports them, loaded here, compared with ONNX Runtime and OpenVINO on the same file.
 
-    python -m benchmarks.exports [--only vit_tiny bert_small gpt2_block] [--exporters old new] [--opset 17] [--batch 1]
+    python -m benchmarks.exports [--only vit_tiny mamba dcgan] [--exporters old new] [--opset 17] [--files FOLDER]
 
 ViT-tiny with one projection for queries, keys and values; BERT-small with three, scores divided and softmaxed by hand;
-four blocks as GPT-2 writes them, causal by a table of booleans, with GELU as a polynomial. The old exporter traces, the
-new one (dynamo) captures. The output has the number of native calls and the error relative to ONNX Runtime next to the
-times. A ratio above 1 means that tilewise is faster than the fastest peer.
+four blocks as GPT-2 writes them, causal by a table of booleans, with GELU as a polynomial; and the networks of
+`benchmarks.export_models`. The old exporter traces, the new one (dynamo) captures. The output has the number of
+operations outside the native call and the error relative to ONNX Runtime next to the times. A ratio above 1 means that
+tilewise is faster than the fastest peer. `--files` keeps the exported files, and uses those that are there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import tilewise.onnx
-import tilewise.plan
-from benchmarks.harness import compare
-from benchmarks.networks import onnx_runtime, open_vino
+import tilewise
+from benchmarks import export_models
+from benchmarks.others import print_mean, race
+from tilewise.errors import TilewiseError
 
 
 class Heads(nn.Module):
@@ -98,60 +99,53 @@ class OverIds(nn.Module):
         return self.norm(self.blocks(self.words(ids) + self.places(torch.arange(ids.shape[1]))))
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "vit_tiny": ViTTiny,
-    "bert_small": lambda: OverIds(4, 512, 8, False),
-    "gpt2_block": lambda: OverIds(4, 768, 12, True),
+def ids(*shape: int) -> Tensor:
+    return torch.randint(0, 30522, shape)
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "vit_tiny": lambda: (ViTTiny(), torch.randn(1, 3, 224, 224)),
+    "bert_small": lambda: (OverIds(4, 512, 8, False), ids(1, 128)),
+    "gpt2_block": lambda: (OverIds(4, 768, 12, True), ids(1, 128)),
+    **export_models.NETWORKS,
 }
 
 
-def example(name: str, batch: int) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    if name == "vit_tiny":
-        return rng.standard_normal((batch, 3, 224, 224), dtype=np.float32)
-    return rng.integers(0, 30522, (batch, 128))
-
-
-def exported(name: str, path: Path, x: np.ndarray, new: bool, opset: int) -> None:
+def exported(name: str, folder: Path, new: bool, opset: int) -> tuple[Path, np.ndarray]:
     torch.manual_seed(0)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        inputs = (torch.from_numpy(x),)
-        torch.onnx.export(
-            NETWORKS[name]().eval(), inputs, path, input_names=["x"], dynamo=new, opset_version=opset, verbose=False
-        )
-
-
-def race(name: str, exporter: str, opset: int, batch: int, threads: int, budget_s: float) -> None:
-    x = example(name, batch)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.onnx"
-        exported(name, path, x, exporter == "new", opset)
-        plan = tilewise.plan.compile(tilewise.onnx.load(path), x)
-        runs = {"tilewise": lambda: plan(x), "onnxruntime": onnx_runtime(path, x, threads)} | open_vino(
-            path, x, threads
-        )
-        want = runs["onnxruntime"]()
-        compare(f"{name}, {exporter} exporter, opset {opset}, batch {batch}", threads, runs, budget_s)
-        off = float(np.abs(plan(x) - want).max() / np.abs(want).max())
-        print(f"    {plan.native_calls} native calls, off by {off:.1e}", flush=True)
+    module, x = NETWORKS[name]()
+    path = folder / f"{name}_{'new' if new else 'old'}_{opset}.onnx"
+    if not path.exists():
+        with torch.no_grad():
+            torch.onnx.export(
+                module.eval(), (x,), path, input_names=["x"], dynamo=new, opset_version=opset, verbose=False
+            )
+    return path, x.numpy()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
-    parser.add_argument("--exporters", nargs="+", choices=("old", "new"), default=("old", "new"))
-    parser.add_argument("--opset", type=int, nargs="+", default=[18])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--exporters", nargs="+", choices=("old", "new"), default=("old",))
+    parser.add_argument("--opset", type=int, default=18)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds a row")
+    parser.add_argument("--files", type=Path, help="folder of exported files")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     tilewise.set_num_threads(options.threads)
-    for name, exporter, opset, batch in itertools.product(
-        options.only, options.exporters, options.opset, options.batch
-    ):
-        race(name, exporter, opset, batch, options.threads, options.budget)
+    torch.set_num_threads(options.threads)
+    ratios = {}
+    for name, exporter in itertools.product(options.only, options.exporters):
+        with tempfile.TemporaryDirectory() as folder:
+            path, x = exported(name, options.files or Path(folder), exporter == "new", options.opset)
+            title = f"{name}, {exporter} exporter"
+            try:
+                ratios[title] = race(title, path, x, options.threads, options.budget).ratio
+            except TilewiseError as error:
+                print(f"{name}: {str(error)[:160]}", flush=True)
+    print_mean(ratios, len(options.only) * len(options.exporters))
 
 
 if __name__ == "__main__":
