@@ -322,6 +322,15 @@ int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<Loo
   return g.add(assemble_op(std::move(loops), fill, covered), as_pixels(g, inputs));
 }
 
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+
+int add_recurrent(Graph& g, const std::vector<int>& inputs, const std::string& kind, int64_t steps, bool reverse,
+                  Floats weight, Floats bias) {
+  check(weight.ndim() == 2 && bias.size() == weight.shape(0), "a recurrent layer has weights (size, gates) and a bias");
+  const auto size = static_cast<int64_t>(weight.shape(0)), gates = static_cast<int64_t>(weight.shape(1));
+  return g.add(recurrent_op(kind, steps, reverse, weight.data(), size, gates, bias.data()), as_pixels(g, inputs));
+}
+
 using GraphClass = nb::class_<Graph>;
 
 // Binds an operator of one value whose channels come last; the arguments of its factory follow the value.
@@ -379,7 +388,11 @@ void bind_float_operators(GraphClass& graph) {
           nb::arg("x"), nb::arg("scale"), nb::arg("shift"), nb::arg("activation") = "")
       .def("attention", add_attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("first"), nb::arg("step"),
            nb::arg("dim"), nb::arg("value_dim"), nb::arg("scale"), nb::arg("causal"));
+  graph.def("recurrent", add_recurrent, nb::arg("inputs"), nb::arg("kind"), nb::arg("steps"), nb::arg("reverse"),
+            nb::arg("weight"), nb::arg("bias"));
   bind_pixels(graph, "gather_spatial", gather_spatial_op, nb::arg("index"), nb::arg("n"), nb::arg("h"), nb::arg("w"));
+  bind_pixels(graph, "resample", resample_op, nb::arg("rows"), nb::arg("positions"), nb::arg("weights"),
+              nb::arg("taps"));
   bind_pixels(graph, "transpose", transpose_op);
   bind_pixels(graph, "layer_norm", layer_norm_op, nb::arg("weight"), nb::arg("bias"), nb::arg("eps"));
   bind_pixels(graph, "group_norm", group_norm_op, nb::arg("groups"), nb::arg("weight"), nb::arg("bias"),

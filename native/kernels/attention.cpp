@@ -3,6 +3,7 @@
 #include "kernels/attention_block.h"
 
 #include "kernels/attention_grad.h"
+#include "kernels/softmax_weight.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -29,7 +30,7 @@ TW_INLINE void absorb(float* scores, int64_t count, RunningRow& state, float* ga
   const float top = here > state.top ? here : state.top;
   const float shift = top == -__builtin_inff() ? 0.0f : top;
   const double total = sum_over(count, [&](int64_t j, auto lanes) {
-    const vf e = vexp(lanes.get(scores + j) - shift);
+    const vf e = softmax_weight(lanes.get(scores + j) - shift);
     lanes.put(scores + j, e);
     return e;
   });

@@ -6,6 +6,7 @@
 #include "kernels/math.h"
 #include "kernels/rounding.h"
 #include "kernels/row_loops.h"
+#include "kernels/softmax_weight.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -97,12 +98,12 @@ float exponentials(float* scores, int64_t length) {
   for (int64_t t = 0; t < length; t += kLanes) {
     const int n = lanes_left(length, t);
     if (n == kLanes) {
-      const vf e = vexp(load(scores + t) - top);
+      const vf e = softmax_weight(load(scores + t) - top);
       store(scores + t, e);
       sum += e;
     } else {
       float part[kLanes];
-      store(part, vexp(load_first(scores + t, n) - top));
+      store(part, softmax_weight(load_first(scores + t, n) - top));
       for (int i = 0; i < n; ++i) total += scores[t + i] = part[i];
     }
   }

@@ -4,6 +4,7 @@
 
 #include "common/unaligned.h"
 #include "kernels/row_loops.h"
+#include "kernels/softmax_weight.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -13,7 +14,7 @@ void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {
     const vf top = splat(row_max(x, columns));
     const double total = sum_over(columns, [&](int64_t i, auto lanes) {
-      const vf e = vexp(lanes.get(x + i) - top);
+      const vf e = softmax_weight(lanes.get(x + i) - top);
       lanes.put(y + i, e);
       return e;
     });

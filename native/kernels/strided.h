@@ -43,19 +43,34 @@ enum class MapKind : uint8_t { TW_UNARY_FUNCTIONS(TW_NAME) TW_BINARY_FUNCTIONS(T
 #undef TW_NAME
 enum class ReduceKind : uint8_t { sum, mean, max, min };
 
-// A row of an operand: `step` floats from one element to the next; 0 repeats the first.
+// Rows of an operand: `step` floats from one element to the next and `row` from one row to the next; 0 repeats the
+// first.
 struct StridedRow {
   const float* data;
-  int64_t step;
+  int64_t step, row = 0;
+};
+
+// One tap of resampled pixels: pixel i reads the pixel positions[i] (null: i) of `base`, times weights[i *
+// weight_step].
+struct ResampleTap {
+  const float* base;
+  const int32_t* positions;
+  const float* weights;
+  int64_t weight_step;
 };
 
 struct StridedKernels {
-  // y[i] = f(x[0][i], ...) for i < n. clip is limited to [low, high]; select is x[0] != 0 ? x[1] : x[2].
-  void (*map)(MapKind kind, const StridedRow* x, float low, float high, float* y, int64_t n);
+  // y[r][i] = f(x[0][r][i], ...) for r < rows, i < n; y's rows are y_row floats apart. clip is limited to [low, high];
+  // select is x[0] != 0 ? x[1] : x[2].
+  void (*map)(MapKind kind, const StridedRow* x, float low, float high, float* y, int64_t y_row, int64_t rows,
+              int64_t n);
   // y[i] = f(y[i], x[i]): a sum or extremum over rows, one row at a time.
   void (*accumulate)(ReduceKind kind, StridedRow x, float* y, int64_t n);
-  // The sum or extremum of one row.
-  float (*reduce)(ReduceKind kind, StridedRow x, int64_t n);
+  // y[r * y_row] = the sum or extremum of row r.
+  void (*reduce)(ReduceKind kind, StridedRow x, float* y, int64_t y_row, int64_t rows, int64_t n);
+  // Weighted sums of pixels, which are x_step and y_step floats apart.
+  void (*resample)(const ResampleTap* taps, int count, int64_t x_step, float* y, int64_t y_step, int64_t pixels,
+                   int64_t channels);
 };
 
 TW_TABLE(StridedKernels, strided)

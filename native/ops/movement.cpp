@@ -1,6 +1,7 @@
 // Operators that move numbers without changing them. Most copy bytes and serve all data types.
 #include <cstring>
 
+#include "kernels/strided.h"
 #include "ops/ops.h"
 #include "ops/rows.h"
 
@@ -279,6 +280,49 @@ class GatherSpatial : public Op {
   int64_t n_, h_, w_;
 };
 
+// Floats resampled along rows or columns: bilinear and cubic interpolation.
+class Resample : public Op {
+ public:
+  Resample(bool rows, const std::vector<int>& positions, const std::vector<float>& weights, int64_t taps)
+      : rows_(rows), positions_(positions.begin(), positions.end()), weights_(weights), taps_(taps) {
+    require(taps > 0 && !positions.empty() && positions.size() == weights.size() &&
+                positions.size() % static_cast<std::size_t>(taps) == 0,
+            "resampling has taps for every row");
+    size_ = static_cast<int64_t>(positions.size()) / taps;
+  }
+
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    require(is_float_pixels(in[0]), "channels-last floats are resampled");
+    for (int32_t p : positions_) require(p >= 0 && p < (rows_ ? in[0].height : in[0].width), "there is no such row");
+    TensorDesc out = like(in[0], 0, 0);
+    (rows_ ? out.height : out.width) = size_;
+    return out;
+  }
+
+  void run(const OpCall& call) const override {
+    const Operand &x = call.in[0], &y = call.out;
+    const auto floats = [](uint8_t* bytes) { return reinterpret_cast<float*>(bytes); };
+    const int64_t x_step = x->pixel() / 4, y_step = y->pixel() / 4;
+    for_rows(*y.desc, call.batch, [&](int64_t image, int64_t row) {
+      std::vector<ResampleTap> taps(static_cast<std::size_t>(taps_));
+      for (int64_t t = 0; t < taps_; ++t) {
+        const float* weights = weights_.data() + t * size_;
+        const int32_t* positions = positions_.data() + t * size_;
+        taps[t] = rows_ ? ResampleTap{floats(x.row(image, positions[row])), nullptr, weights + row, 0}
+                        : ResampleTap{floats(x.row(image, row)), positions, weights, 1};
+      }
+      active_strided().resample(taps.data(), static_cast<int>(taps_), x_step, floats(y.row(image, row)), y_step,
+                                y->width, y->channels);
+    });
+  }
+
+ private:
+  bool rows_;
+  std::vector<int32_t> positions_;
+  std::vector<float> weights_;
+  int64_t taps_, size_;
+};
+
 class Transpose : public Op {
  public:
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -307,6 +351,9 @@ OpPtr flatten_op(bool channels_first) { return std::make_unique<Flatten>(channel
 OpPtr pixel_as_row_op(bool rows, int padding) { return std::make_unique<PixelAsRow>(rows, padding); }
 OpPtr gather_spatial_op(const std::vector<int>& index, int64_t n, int64_t h, int64_t w) {
   return std::make_unique<GatherSpatial>(index, n, h, w);
+}
+OpPtr resample_op(bool rows, const std::vector<int>& positions, const std::vector<float>& weights, int64_t taps) {
+  return std::make_unique<Resample>(rows, positions, weights, taps);
 }
 OpPtr transpose_op() { return std::make_unique<Transpose>(); }
 

@@ -77,6 +77,9 @@ OpPtr flatten_op(bool channels_first = false);                     // row order 
 OpPtr pixel_as_row_op(bool rows, int padding);                     // one integer pixel becomes a row, or back
 // Floats: (n, h, w) pixels, of every image those with these numbers; all of them in order where there is no index.
 OpPtr gather_spatial_op(const std::vector<int>& index, int64_t n, int64_t h, int64_t w);
+// Floats: weighted sums of rows or columns. `positions` and `weights` have the rows (or columns) of the result for each
+// tap, one tap after the other.
+OpPtr resample_op(bool rows, const std::vector<int>& positions, const std::vector<float>& weights, int64_t taps);
 OpPtr transpose_op();  // floats (N, C, H, W) to (N, H * W, 1, C)
 
 // --- norm_attention.cpp: floats ---
@@ -90,6 +93,12 @@ struct AttentionHeads {
   bool causal;
 };
 OpPtr attention_op(const AttentionHeads& heads);  // inputs: queries, keys, values and perhaps a mask
+
+// --- recurrent.cpp: floats ---
+// One direction of a layer "lstm", "gru" (reset after the product), "rnn_tanh" or "rnn_relu" over (steps, batch,
+// gates); weight (size, gates), bias (size) of a GRU's candidate. The result of an LSTM ends with the last cell state.
+OpPtr recurrent_op(const std::string& kind, int64_t steps, bool reverse, const float* weight, int64_t size,
+                   int64_t gates, const float* bias);
 
 // --- strided.cpp: floats of any rank, read through strides ---
 

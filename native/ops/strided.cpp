@@ -81,10 +81,33 @@ int64_t index_count(const std::vector<int64_t>& sizes, std::size_t first, std::s
   return count;
 }
 
-// Calls f(pointers) for every index of the axes first ... last - 1; pointers[i] belongs to views[i].
+// Removes axes of one element, and joins neighbours that are one axis in every view, from the innermost outwards. Rows
+// stay short enough to be distributed over threads.
+void merge_axes(std::vector<int64_t>& sizes, std::vector<View>& views) {
+  const std::size_t count = sizes.size();
+  std::size_t first = count;  // merged axes are moved to the end
+  for (std::size_t axis = count; axis-- > 0;) {
+    if (sizes[axis] == 1) continue;
+    bool continues = first < count && sizes[first] * sizes[axis] <= kTaskFloats;
+    for (std::size_t v = 0; continues && v < views.size(); ++v)
+      continues = views[v].step[axis] == views[v].step[first] * sizes[first];
+    if (continues) {
+      sizes[first] *= sizes[axis];
+      continue;
+    }
+    sizes[--first] = sizes[axis];
+    for (View& view : views) view.step[first] = view.step[axis];
+  }
+  if (first == count) --first, sizes[first] = 1;
+  sizes.erase(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(first));
+  for (View& view : views) std::copy(view.step.begin() + first, view.step.begin() + count, view.step.begin());
+}
+
+// Calls f(pointers, count) for every index of the axes first ... last - 1; pointers[i] belongs to views[i]. One call is
+// for `count` neighbours along the axis last - 1.
 template <class F>
-void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
-                    const std::vector<View>& views, int64_t floats_per_index, const F& f) {
+void for_each_run(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
+                  const std::vector<View>& views, int64_t floats_per_index, const F& f) {
   const int64_t count = index_count(sizes, first, last);
   const int64_t tasks = std::max<int64_t>(1, std::min(count, count * floats_per_index / kTaskFloats));
   const auto some = [&](int64_t begin, int64_t end) {
@@ -97,9 +120,15 @@ void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::s
       remainder /= sizes[axis];
       for (std::size_t v = 0; v < views.size(); ++v) at[v] += index[axis] * views[v].step[axis];
     }
-    for (int64_t i = begin; i < end; ++i) {
-      f(at);
-      for (std::size_t axis = last; axis-- > first;) {
+    for (int64_t i = begin; i < end;) {
+      const int64_t run = last == first ? 1 : std::min(end - i, sizes[last - 1] - index[last - 1]);
+      f(at, run);
+      i += run;
+      if (i == end) return;
+      // A run ends with its axis, unless it is the last one of the task.
+      for (std::size_t v = 0; v < views.size(); ++v) at[v] -= index[last - 1] * views[v].step[last - 1];
+      index[last - 1] = 0;
+      for (std::size_t axis = last - 1; axis-- > first;) {
         if (++index[axis] < sizes[axis]) {
           for (std::size_t v = 0; v < views.size(); ++v) at[v] += views[v].step[axis];
           break;
@@ -113,6 +142,60 @@ void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::s
   parallel_near(static_cast<int>(tasks), [&](int task) { some(count * task / tasks, count * (task + 1) / tasks); });
 }
 
+// Calls f(pointers) for every index of the axes first ... last - 1.
+template <class F>
+void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
+                    const std::vector<View>& views, int64_t floats_per_index, const F& f) {
+  for_each_run(sizes, first, last, views, floats_per_index,
+               [&](std::array<float*, kMaxOperands + 1> at, int64_t count) {
+                 for (int64_t i = 0;; ++i) {
+                   f(at);
+                   if (i + 1 == count) return;
+                   for (std::size_t v = 0; v < views.size(); ++v) at[v] += views[v].step[last - 1];
+                 }
+               });
+}
+
+// Computes y = f(rows) where neighbours of y are `step` floats apart.
+void map_apart(MapKind kind, const StridedRow* x, std::size_t inputs, float low, float high, float* y, int64_t step,
+               int64_t n) {
+  float part[64];  // stays in the first-level cache
+  constexpr int64_t size = sizeof(part) / sizeof(float);
+  for (int64_t i = 0; i < n; i += size) {
+    StridedRow rows[kMaxOperands];
+    const int64_t count = std::min(size, n - i);
+    for (std::size_t v = 0; v < inputs; ++v) rows[v] = {x[v].data + i * x[v].step, x[v].step};
+    active_strided().map(kind, rows, low, high, part, 0, 1, count);
+    for (int64_t j = 0; j < count; ++j) y[(i + j) * step] = part[j];
+  }
+}
+
+// Computes y = f(operands) for a loop whose axes are merged; the last view is y.
+void map_merged(MapKind kind, const std::vector<int64_t>& sizes, const std::vector<View>& all, float low, float high) {
+  const std::size_t inner = sizes.size() - 1, inputs = all.size() - 1;
+  const int64_t n = sizes[inner], apart = all[inputs].step[inner];
+  const auto row_step = [&](std::size_t view) { return inner == 0 ? 0 : all[view].step[inner - 1]; };
+  for_each_run(sizes, 0, inner, all, n, [&](const std::array<float*, kMaxOperands + 1>& at, int64_t count) {
+    StridedRow rows[kMaxOperands];
+    for (std::size_t v = 0; v < inputs; ++v) rows[v] = {at[v], all[v].step[inner], row_step(v)};
+    if (apart == 1) return active_strided().map(kind, rows, low, high, at[inputs], row_step(inputs), count, n);
+    for (int64_t r = 0; r < count; ++r) {
+      map_apart(kind, rows, inputs, low, high, at[inputs] + r * row_step(inputs), apart, n);
+      for (std::size_t v = 0; v < inputs; ++v) rows[v].data += rows[v].row;
+    }
+  });
+}
+
+// The same for any loop, whose axes it merges.
+void map_views(MapKind kind, const std::vector<int64_t>& loop_sizes, std::vector<View>& all, float low, float high) {
+  if (loop_sizes.size() > 1) {
+    std::vector<int64_t> sizes = loop_sizes;
+    merge_axes(sizes, all);
+    return map_merged(kind, sizes, all, low, high);
+  }
+  map_merged(kind, loop_sizes, all, low, high);
+}
+
 // y = f(operands), element by element.
 class Map : public StridedOp {
  public:
@@ -120,20 +203,9 @@ class Map : public StridedOp {
       : StridedOp(std::move(loop)), kind_(kind), low_(low), high_(high) {}
 
   void run(const OpCall& call) const override {
-    const std::vector<View> all = views(call);
-    const std::size_t rank = loop_.sizes.size(), inner = rank - 1, inputs = all.size() - 1;
-    const int64_t n = loop_.sizes[inner];
-    if (kind_ == MapKind::copy && all[0].step[inner] > 1 && copy_transposed(all)) return;
-    const StridedKernels& kernels = active_strided();
-    for_each_index(loop_.sizes, 0, inner, all, n, [&](const std::array<float*, kMaxOperands + 1>& at) {
-      StridedRow rows[kMaxOperands];
-      for (std::size_t i = 0; i < inputs; ++i) rows[i] = {at[i], all[i].step[inner]};
-      if (kind_ == MapKind::copy && rows[0].step == 1) {
-        std::memcpy(at[1], at[0], static_cast<std::size_t>(n) * sizeof(float));
-      } else {
-        kernels.map(kind_, rows, low_, high_, at[inputs], n);
-      }
-    });
+    std::vector<View> all = views(call);
+    if (kind_ == MapKind::copy && all[0].step[loop_.sizes.size() - 1] > 1 && copy_transposed(all)) return;
+    map_views(kind_, loop_.sizes, all, low_, high_);
   }
 
  private:
@@ -175,6 +247,11 @@ class Reduce : public StridedOp {
     const float factor = kind_ == ReduceKind::mean ? 1.0f / static_cast<float>(count) : 1.0f;
     // Rows of the result are added up if the operand's rows are contiguous; else each element is one reduction.
     const bool by_rows = all[0].step[inner] == 1 && n >= 4;
+    if (!by_rows && outer_ + 1 == rank && kind_ != ReduceKind::mean) {
+      return for_each_run(loop_.sizes, 0, outer_, all, count, [&](const auto& at, int64_t rows) {
+        kernels.reduce(kind_, {at[0], all[0].step[outer_], all[0].step[inner]}, at[1], all[1].step[inner], rows, count);
+      });
+    }
     for_each_index(loop_.sizes, 0, by_rows ? inner : outer_, all, count * n, [&](const auto& at) {
       by_rows ? reduce_rows(kernels, all[0], at[0], at[1], n) : reduce_element(kernels, all[0], at[0], at[1]);
       const int64_t written = by_rows ? n : 1;
@@ -203,7 +280,8 @@ class Reduce : public StridedOp {
     const std::size_t last = loop_.sizes.size() - 1;
     bool first = true;
     visit(x, from, outer_, last, [&](float* row) {
-      const float value = kernels.reduce(kind_, {row, x.step[last]}, loop_.sizes[last]);
+      float value;
+      kernels.reduce(kind_, {row, x.step[last]}, &value, 0, 1, loop_.sizes[last]);
       if (first) {
         *to = value;
       } else {
@@ -234,8 +312,15 @@ class Softmax : public StridedOp {
     const std::size_t inner = loop_.sizes.size() - 1;
     const int64_t n = loop_.sizes[inner];
     require(all[0].step[inner] == 1 || n == 1, "a softmax reads contiguous rows");
-    for_each_index(loop_.sizes, 0, inner, all, 4 * n,
-                   [&](const auto& at) { active_softmax_kernels().softmax(at[0], at[1], 1, n); });
+    const bool dense = inner > 0 && all[0].step[inner - 1] == n && all[1].step[inner - 1] == n;
+    for_each_run(loop_.sizes, 0, inner, all, 4 * n, [&](const auto& at, int64_t count) {
+      if (dense) return active_softmax_kernels().softmax(at[0], at[1], count, n);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t x_row = inner > 0 ? r * all[0].step[inner - 1] : 0,
+                      y_row = inner > 0 ? r * all[1].step[inner - 1] : 0;
+        active_softmax_kernels().softmax(at[0] + x_row, at[1] + y_row, 1, n);
+      }
+    });
   }
 };
 
@@ -249,13 +334,25 @@ class CumulativeSum : public StridedOp {
   void run(const OpCall& call) const override {
     const std::vector<View> all = views(call);
     std::vector<int64_t> sizes = loop_.sizes;
-    const int64_t length = sizes[axis_];
+    const std::size_t inner = sizes.size() - 1;
+    const int64_t length = sizes[axis_], x_step = all[0].step[axis_], y_step = all[1].step[axis_], n = sizes[inner];
     sizes[axis_] = 1;
+    // Neighbours of contiguous rows are summed together.
+    if (axis_ != inner && n > 1 && all[0].step[inner] == 1 && all[1].step[inner] == 1) {
+      for_each_index(sizes, 0, inner, all, length * n, [&](const auto& at) {
+        std::memcpy(at[1], at[0], static_cast<std::size_t>(n) * sizeof(float));
+        for (int64_t i = 1; i < length; ++i) {
+          const StridedRow rows[2] = {{at[1] + (i - 1) * y_step, 1}, {at[0] + i * x_step, 1}};
+          active_strided().map(MapKind::add, rows, 0, 0, at[1] + i * y_step, 0, 1, n);
+        }
+      });
+      return;
+    }
     for_each_index(sizes, 0, sizes.size(), all, length, [&](const auto& at) {
       float total = 0.0f;
       for (int64_t i = 0; i < length; ++i) {
-        total += at[0][i * all[0].step[axis_]];
-        at[1][i * all[1].step[axis_]] = total;
+        total += at[0][i * x_step];
+        at[1][i * y_step] = total;
       }
     });
   }
@@ -327,14 +424,8 @@ class Assemble : public Op {
 
  private:
   static void copy(const Operand& in, const Operand& out, const StridedLoop& part) {
-    const std::vector<View> both{resolve(in, part.operands[0]), resolve(out, part.result)};
-    const std::size_t inner = part.sizes.size() - 1;
-    const int64_t n = part.sizes[inner], step = both[1].step[inner];
-    for_each_index(part.sizes, 0, inner, both, n, [&](const auto& at) {
-      const StridedRow row{at[0], both[0].step[inner]};
-      if (step == 1 || n == 1) return active_strided().map(MapKind::copy, &row, 0, 0, at[1], n);
-      for (int64_t i = 0; i < n; ++i) at[1][i * step] = row.data[i * row.step];
-    });
+    std::vector<View> both{resolve(in, part.operands[0]), resolve(out, part.result)};
+    map_views(MapKind::copy, part.sizes, both, 0, 0);
   }
 
   std::vector<StridedLoop> loops_;

@@ -19,22 +19,28 @@ GEOMETRIES = [
     (5, 3, 2, 1),
     (3, 1, 1, 0),
     ((1, 4), (1, 2), (0, 1), 0),
+    (6, 3, 2, 1),
+    (5, 3, 1, 0),
 ]
+SIZES = [(7, 6, 7), (20, 5, 3), (17, 1, 1), (16, 1, 4)]  # output channels, height and width
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tail", ["none", "norm", "shared"])
-def test_a_transposed_convolution_is_one_native_call(geometry: tuple[int, ...], tail: str) -> None:
-    kernel, stride, padding, extra = geometry
+def test_a_transposed_convolution_is_one_native_call(
+    geometry: tuple[int, ...], size: tuple[int, int, int], tail: str
+) -> None:
+    (kernel, stride, padding, extra), (out, height, width) = geometry, size
 
     class Upsampler(nn.Module):
         def __init__(self) -> None:
-            self.up = nn.ConvTranspose2d(5, 7, kernel, stride, padding, extra, rng=0)
-            self.norm = nn.BatchNorm2d(7)
+            self.up = nn.ConvTranspose2d(5, out, kernel, stride, padding, extra, rng=0)
+            self.norm = nn.BatchNorm2d(out)
             rng = np.random.default_rng(1)
-            self.norm.weight.data[:] = rng.uniform(0.5, 2, 7)
-            self.norm.running_mean[:] = rng.standard_normal(7)
-            self.last = nn.Conv2d(7, 3, 3, padding=1, rng=2)
+            self.norm.weight.data[:] = rng.uniform(0.5, 2, out)
+            self.norm.running_mean[:] = rng.standard_normal(out)
+            self.last = nn.Conv2d(out, 3, 3, padding=1, rng=2)
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.up(x)
@@ -43,7 +49,7 @@ def test_a_transposed_convolution_is_one_native_call(geometry: tuple[int, ...], 
             z = self.norm(y).relu()
             return self.last(z) if tail == "norm" else self.last(z) + self.last(y)
 
-    module, x = Upsampler().eval(), np.random.default_rng(3).standard_normal((2, 5, 6, 7), dtype=np.float32)
+    module, x = Upsampler().eval(), np.random.default_rng(3).standard_normal((2, 5, height, width), dtype=np.float32)
     plan = compile(module, x)
     with no_grad():
         expected = module(Tensor(x)).data

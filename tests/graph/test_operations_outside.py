@@ -94,6 +94,10 @@ def response_norm(x: Any, c: Any) -> Any:
     return y * norms / (norms.mean(1, keepdim=True) + 1e-6)
 
 
+def resized(mode: str, channels: int) -> Any:
+    return Function(lambda x, c: F.interpolate(c(x), (11, 4), mode=mode), c=nn.Conv2d(8, channels, 3))
+
+
 IMAGE, TOKENS, LINE = (1, 8, 9, 7), (1, 11, 24), (2, 8, 21)
 NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
     "rotary halves, repeated heads": (lambda: llama(rotate_halves, 2), TOKENS, 0),
@@ -108,6 +112,10 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(8, 6, 4, 2, 1), nn.ReLU(), nn.Conv2d(6, 3, 3)), IMAGE, 0),
     "nearest": (lambda: nn.Sequential(nn.Conv2d(8, 4, 3), nn.Upsample(scale_factor=2), nn.Conv2d(4, 3, 3)), IMAGE, 0),
     "nearest to a size": (lambda: Function(lambda x, c: F.interpolate(c(x), (11, 6)), c=nn.Conv2d(8, 4, 3)), IMAGE, 0),
+    "bilinear": (lambda: resized("bilinear", 4), IMAGE, 0),
+    "cubic": (lambda: resized("bicubic", 21), IMAGE, 0),
+    "gru": (lambda: Function(lambda x, r: r(x)[0], r=nn.GRU(24, 5, 2, bidirectional=True)), TOKENS, 0),
+    "conv3d": (lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 3)), (1, 2, 4, 9, 7), 0),
     "global response norm": (lambda: Function(response_norm, c=nn.Conv2d(8, 6, 3)), IMAGE, 0),
 }  # fmt: skip
 

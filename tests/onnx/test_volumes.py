@@ -22,14 +22,17 @@ LAYERS: dict[str, Any] = {
     "groups": lambda: nn.Conv3d(4, 8, (1, 3, 3), groups=2, padding=(0, 1, 0)),
     "max pool": lambda: nn.MaxPool3d((2, 2, 3), stride=(1, 2, 2), padding=(1, 0, 1)),
     "avg pool": lambda: nn.AvgPool3d((2, 3, 1)),
+    "many taps": lambda: nn.Conv3d(4, 5, (5, 1, 2), padding=(2, 0, 1)),
+    "two": lambda: nn.Sequential(nn.Conv3d(4, 5, 3, padding=1), nn.ReLU(), nn.Conv3d(5, 3, 3, padding=(1, 0, 1))),
     "norm": lambda: nn.Sequential(nn.Conv3d(4, 5, 2), nn.BatchNorm3d(5), nn.ReLU(), nn.AdaptiveAvgPool3d(1)),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_volumes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [1, 2])
+def test_layers_of_volumes(name: str, batch: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    layer, x = LAYERS[name]().eval(), torch.randn(2, 4, 5, 7, 6)
+    layer, x = LAYERS[name]().eval(), torch.randn(batch, 4, 5, 7, 6)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(layer, (x,), str(tmp_path / "net.onnx"), opset_version=17, dynamo=False)

@@ -211,8 +211,11 @@ def _conv_transpose(s: Sketch, x: int) -> None:
         {"kernel": [2, 2]},
         {"kernel": [3, 3], "stride": [2, 2], "padding": [1, 1], "output_padding": [1, 1]},
         {"kernel": [2, 3], "stride": [1, 2]},
+        {"kernel": [4, 4], "stride": [2, 2], "padding": [1, 1]},
     )
-    s.add("conv_transpose", x, out=s.one_of(1, 4, 8), seed=s.new_seed(), **settings)
+    y = s.add("conv_transpose", x, out=s.one_of(1, 4, 8, 16), seed=s.new_seed(), **settings)
+    if s.chance(0.3):
+        s.activation(y)
 
 
 def _batch_norm(s: Sketch, x: int) -> None:
@@ -474,6 +477,11 @@ def _attention(s: Sketch, x: int) -> None:
         s.add("add", x, y)
 
 
+def _recurrent(s: Sketch, x: int) -> None:
+    kind = s.one_of("lstm", "gru", "rnn_tanh", "rnn_relu")
+    s.add("recurrent", x, name=kind, out=s.one_of(1, 5, 8, 17), reverse=s.one_of(None, True), seed=s.new_seed())
+
+
 def _mean_of_tokens(s: Sketch, x: int) -> None:
     s.add("mean", x, axis=1, keepdims=s.one_of(None, True))
 
@@ -489,7 +497,7 @@ _IMAGE: dict[Motif, float] = {
     _merge: 0.3, _split: 0.3, _layer_norm: 0.3, _linear: 0.5,
 }  # fmt: skip
 _TOKENS: dict[Motif, float] = {
-    _linear: 3, _layer_norm: 1, _perceptron: 2, _attention: 1, _mean_of_tokens: 1, _merge: 1, _split: 1
+    _linear: 3, _layer_norm: 1, _perceptron: 2, _attention: 1, _recurrent: 0.7, _mean_of_tokens: 1, _merge: 1, _split: 1
 }  # fmt: skip
 _ROWS: dict[Motif, float] = {_linear: 5, _perceptron: 1, _layer_norm: 0.5, _split: 0.7}
 _MANY_AXES: dict[Motif, float] = {_merge: 6}

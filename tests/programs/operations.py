@@ -17,7 +17,8 @@ import numpy as np
 from tests.programs.program import Array
 from tilewise import Tensor, nn
 from tilewise.nn import functional as F
-from tilewise.tensor import cat
+from tilewise.nn.recurrent import GATES, Recurrent
+from tilewise.tensor import apply, cat
 
 if TYPE_CHECKING:
     from tests.programs.onnx_file import Graph
@@ -132,6 +133,34 @@ def _linear_onnx(g: Graph, s: Settings, layer: Any, x: str) -> str:
 
 def _attention(s: Settings, x: Shape) -> nn.Module:
     return nn.MultiHeadAttention(x[2], s.get("heads", 1), causal=s.get("causal", False), rng=s.get("seed", 0))
+
+
+def _recurrent(s: Settings, x: Shape) -> nn.Module:
+    """One direction of a recurrent layer over tokens (B, T, C)."""
+    kind, out, reverse = s["name"], s["out"], s.get("reverse", False)
+    gates, rng = GATES[kind] * out, np.random.default_rng(s["seed"])
+    shapes = ((gates, x[2]), (gates, out), (2 * gates,))
+    weights = [
+        Tensor(rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]))) for shape in shapes
+    ]
+
+    def run(tokens: Tensor) -> Tensor:
+        hidden = apply(Recurrent, tokens.permute(1, 0, 2), *weights, kind=kind, reverse=reverse)
+        return hidden[: tokens.shape[1]].permute(1, 0, 2)
+
+    layer = Function(run)
+    layer.weights = weights
+    return layer
+
+
+def _recurrent_onnx(g: Graph, s: Settings, layer: Any, x: str) -> str:
+    op, settings = {"lstm": "LSTM", "gru": "GRU"}.get(s["name"], "RNN"), {"hidden_size": s["out"]}
+    settings |= {"linear_before_reset": 1} if op == "GRU" else {}
+    settings |= {"activations": ["Relu"]} if s["name"] == "rnn_relu" else {}
+    settings |= {"direction": "reverse"} if s.get("reverse", False) else {}
+    weights = [g.constant(weight.data[None]) for weight in layer.weights]
+    hidden = g.node(op, g.node("Transpose", x, perm=(1, 0, 2)), *weights, **settings)
+    return g.node("Transpose", g.node("Squeeze", hidden, g.integers(1)), perm=(1, 0, 2))
 
 
 # --- norms ---
@@ -363,6 +392,7 @@ KINDS: dict[str, Kind] = {
     "conv_transpose": Kind(_conv_transpose, _conv_transpose_onnx),
     "linear": Kind(_linear, _linear_onnx),
     "attention": Kind(_attention, None),
+    "recurrent": Kind(_recurrent, _recurrent_onnx),
     "batch_norm": Kind(_batch_norm, _batch_norm_onnx),
     "layer_norm": Kind(_layer_norm, _layer_norm_onnx),
     "group_norm": Kind(_group_norm, _group_norm_onnx),

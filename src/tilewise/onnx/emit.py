@@ -221,6 +221,27 @@ def _resample(e: Emission) -> str:
 # --- layers ---
 
 
+def _recurrent(e: Emission) -> str:
+    """Write one direction of a recurrent layer; an LSTM's result ends with the last cell state."""
+    kind = e.param("kind")
+    x, *weights = e.inputs[:4]
+    first = e.graph.constant([0])
+    weights = [e.node("Unsqueeze", name, first) for name in weights]
+    state = [e.node("Unsqueeze", name, first) for name in e.inputs[4:]]
+    settings: dict[str, Any] = {"hidden_size": e.call.shape[-1]}
+    if e.param("reverse"):
+        settings["direction"] = "reverse"
+    if kind == "gru":
+        settings["linear_before_reset"] = 1
+    if kind == "rnn_relu":
+        settings["activations"] = ["Relu"]
+    op = {"lstm": "LSTM", "gru": "GRU"}.get(kind, "RNN")
+    outputs = e.graph.node(op, [x, *weights, "", *state], 3 if op == "LSTM" else 1, **settings)
+    steps, _, cell = outputs if op == "LSTM" else (outputs, "", "")
+    hidden = e.node("Squeeze", steps, e.graph.constant([1]))
+    return e.node("Concat", hidden, cell, axis=0) if cell else hidden
+
+
 def finish(e: Emission, y: str) -> str:
     """Write the residual and activation that are fused into the product `y`; return the last node's output."""
     residual = e.param("residual")
@@ -370,6 +391,7 @@ EMITTERS: dict[str, Emit] = {
     "FixedNorm": lambda e: e.node(
         "BatchNormalization", *e.inputs, *(e.name_of(e.param(n)) for n in ("mean", "var")), epsilon=e.param("eps")
     ),
+    "Recurrent": _recurrent,
     "Attention": _attention,
     "PackedAttention": _packed_attention,
 }

@@ -28,7 +28,7 @@ from tilewise.tensor import Tensor, apply, no_grad
 _NOT_STORED = ("Computed", "Dropout")
 _OPERATION_MODULES = (
     "ops.activations", "ops.elementwise", "ops.matmul", "ops.reductions", "ops.shapes", "nn.primitives",
-    "nn.resampling", "onnx.operators",
+    "nn.recurrent", "nn.resampling", "onnx.operators",
 )  # fmt: skip
 _LARGEST_NESTING = 8  # of tuples in a file's parameters; arbitrary, rejects hostile files
 

@@ -122,6 +122,15 @@ def _write_group_norm(form: OnnxForm, op: Op, inputs: list[str]) -> str:
     return form.node("Add", form.node("Mul", image, weight), bias)
 
 
+# --- recurrent layers ---
+
+
+def _emit_recurrent(context: EmitContext, op: Op, operands: list[int]) -> int:
+    assert op.weight is not None and op.bias is not None
+    weight, bias = (np.ascontiguousarray(a, np.float32) for a in (op.weight.T, op.bias))
+    return int(context.plan.recurrent(operands, **op.options, weight=weight, bias=bias))
+
+
 # --- pools ---
 
 
@@ -191,6 +200,8 @@ LAYERS = {
     "channel_norm": OpSpec(_emit_norm, "layer_norm", _norm(ChannelNorm), _write_channel_norm, Quantization.FLOAT),
     "group_norm": OpSpec(_emit_norm, "", _norm(GroupNorm), _write_group_norm, Quantization.FLOAT),
     "rms_norm": OpSpec(_emit_norm),
+    # One direction of an LSTM, GRU or RNN, from the products of its input (passes/lower_tokens.py).
+    "recurrent": OpSpec(_emit_recurrent),
     "max_pool": OpSpec(
         _emit_pool(False),
         "max_pool2d",

@@ -171,6 +171,8 @@ POINTWISE = {
     "gather_spatial": OpSpec(
         lambda c, op, x: int(c.plan.gather_spatial(x[0], op.options["index"], op.shape[0], *op.options["size"]))
     ),
+    # Weighted sums of rows or columns: bilinear and cubic interpolation.
+    "resample": OpSpec(lambda c, op, x: int(c.plan.resample(x[0], **op.options))),
     "transpose": OpSpec(lambda c, _op, x: int(c.plan.transpose(x[0]))),  # exchange channels and positions
     "attention": OpSpec(lambda c, op, x: int(c.plan.attention(x, **op.options))),
     # Strided ops: floats of any rank, operands read through views (passes/strided.py).

@@ -39,12 +39,12 @@ def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Ar
         gain = scale if layer.gain is None else layer.gain * scale
         return low.fuse_into(number, x, gain=gain, bias=bias, layer=layer.layer)
     # Depth-to-space only moves the convolution's result: each of its channels serves `repeats` convolution channels.
-    behind = low.conv_before_movement(x) if low.is_float else None
-    if behind is not None:
-        conv, repeats = behind
-        scale, shift = np.tile(scale, repeats), np.tile(shift, repeats)
-        conv.bias = shift if conv.bias is None else conv.bias * scale + shift
-        conv.gain = scale if conv.gain is None else conv.gain * scale
+    convs, repeats = low.convs_before_movement(x) if low.is_float else ([], 1)
+    for conv in convs:
+        tiled_scale, tiled_shift = np.tile(scale, repeats), np.tile(shift, repeats)
+        conv.bias = tiled_shift if conv.bias is None else conv.bias * tiled_scale + tiled_shift
+        conv.gain = tiled_scale if conv.gain is None else conv.gain * tiled_scale
+    if convs:
         low.add_alias(number, x)
         return True
     return Op("affine", (x,), node.shape, node.layer, weight=scale, bias=shift)

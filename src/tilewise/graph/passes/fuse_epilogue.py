@@ -45,18 +45,42 @@ def lower_activation(low: Lowering, number: int, node: Node) -> Op | bool | None
 
 def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | None:
     """Fuse the activation `name` into the op that makes the first operand, else make it an op; None if unsupported."""
+    if _activate_behind_view(low, number, node, name):
+        return True
     x = low.any_layout(node.inputs[0])
     if x is None:
         return None
     if low.sole_consumer(x, *ACTIVATED_OPS) is not None:
         return low.fuse_into(number, x, activation=name)
     # A pointwise function of moved pixels commutes with the movement.
-    behind = low.conv_before_movement(x) if low.is_float else None
-    if behind is not None:
-        behind[0].activation = name
+    convs, _ = low.convs_before_movement(x) if low.is_float else ([], 1)
+    for conv in convs:
+        conv.activation = name
+    if convs:
         low.add_alias(number, x)
         return True
     return Op("affine", (x,), node.shape, node.layer, name)
+
+
+def _activate_behind_view(low: Lowering, number: int, node: Node, name: str) -> bool:
+    """Fuse an activation into the op whose result is only permuted and reshaped before: frames of a volume."""
+    value = node.inputs[0]
+    if not isinstance(value, Value) or not low.is_float or (view := low.views.get(low.resolve(value))) is None:
+        return False
+    source, reader = low.resolve(view.source), value.number
+    op = low.ops.get(source)
+    if op is None or op.kind not in ACTIVATED_OPS or op.activation or low.reader_count(source) != 1:
+        return False
+    if math.prod(view.shape) != math.prod(low.shapes[source]) or any(a.along < 0 for g in view.groups for a in g):
+        return False
+    # Nothing else reads one of the views between.
+    while reader >= len(low.trace.inputs) and low.resolve(reader) != source:
+        if low.reader_count(reader) != 1:
+            return False
+        reader = low.trace.node(reader).reads()[0].number
+    op.activation = name
+    low.views[number] = view
+    return True
 
 
 def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:

@@ -263,26 +263,29 @@ class Lowering:
         fusable = op is not None and op.kind in kinds and self.reader_count(number) == 1
         return op if fusable and op is not None and not op.activation else None
 
-    def conv_before_movement(self, number: int) -> tuple[Op, int] | None:
-        """Return the convolution whose result only depth-to-space and a crop move before `number` is read.
+    def convs_before_movement(self, number: int) -> tuple[list[Op], int]:
+        """Return the convolutions whose results only depth-to-space and a crop move before `number` is read.
 
-        Elementwise functions of the moved pixels may be fused into it. The count says how many groups of channels the
+        Elementwise functions of the moved pixels may be fused into them. The count says how many groups of channels a
         convolution has for each channel of `number`.
         """
         op, repeats, source = self.ops.get(number), 1, number
         if self.reader_count(number) != 1:
-            return None
+            return [], 1
         if op is not None and op.kind == "gather_spatial" and (node := self.cropped.get(op.inputs[0])) is not None:
             # The crop is the node itself or an index of it that nothing else reads.
             reads = number == node or [v.number for v in self.trace.node(number).reads()] == [node]
             source = op.inputs[0] if reads and self.users[node] == 1 else source
             op = self.ops.get(source)
-        if op is not None and op.kind == "depth_to_space":
-            repeats = op.options["by"][0] * op.options["by"][1]
-            op = self.ops.get(op.inputs[0])
-            if op is not None and op.kind == "conv" and len(op.inputs) == 1 and not op.activation:
-                return op, repeats
-        return None
+        if op is None or op.kind != "depth_to_space":
+            return [], 1
+        repeats = op.options["by"][0] * op.options["by"][1]
+        sources = [self.ops.get(op.inputs[0])]
+        if sources[0] is not None and sources[0].kind == "concat":  # a convolution per phase
+            repeats //= len(sources[0].inputs)
+            sources = [self.ops.get(part) for part in sources[0].inputs]
+        convs = [s for s in sources if s and s.kind == "conv" and len(s.inputs) == 1 and not s.activation]
+        return (convs if len(convs) == len(sources) else []), repeats
 
     def reader_count(self, number: int) -> int:
         """Count how often the trace reads a value or one of its aliases."""

@@ -25,12 +25,16 @@ from tilewise.graph.passes.lower_tokens import (
     lower_attention,
     lower_dynamic_linear,
     lower_packed_attention,
+    lower_recurrent,
     lower_view_node,
 )
 from tilewise.graph.passes.views import indexed, whole
 
 if TYPE_CHECKING:
     from tilewise.graph.passes.lower import Lowering
+
+
+_LANES = 16  # output channels that a convolution computes at a time with the widest vectors
 
 
 def _conv(low: Lowering, _number: int, node: Node) -> Op | None:
@@ -165,7 +169,7 @@ def _cat(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a transposed convolution to a convolution and depth-to-space (sub-pixel convolution, Shi et al. 2016).
+    """Lower a transposed convolution to convolutions and depth-to-space (sub-pixel convolution, Shi et al. 2016).
 
     Output pixel s · q + r - padding reads the taps r, r + s, r + 2 s ... of the inputs q, q - 1, q - 2 ...: each of
     the s phases r is a convolution with every s-th tap.
@@ -175,19 +179,24 @@ def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
         return None
     (weight, bias), (n, _, h, w), (sh, sw) = weights, low.shapes[x], params["stride"]
     c, o, kh, kw = weight.shape
+    # Along an axis of one input, every tap is a phase: the stride moves nothing.
+    sh, sw = (max(s, k) if size == 1 else s for s, k, size in ((sh, kh, h), (sw, kw, w)))
     taps = (-(-kh // sh), -(-kw // sw))  # of one phase
     full = (sh * (h + taps[0] - 1), sw * (w + taps[1] - 1))
     start = params.get("padding", (0, 0))
     if any(p + size > most for p, size, most in zip(start, node.shape[2:], full, strict=True)):
         return None
-    if full != node.shape[2:] and not low.is_float:
-        return None  # integer images are not cropped
-    # (C, O, taps, phases, taps, phases), the taps reversed, becomes filters (phases · O, C, taps, taps).
+    # (C, O, taps, phases, taps, phases), the taps reversed, becomes filters (phases, phases, O, C, taps, taps).
     padded = np.pad(weight, ((0, 0), (0, 0), (0, taps[0] * sh - kh), (0, taps[1] * sw - kw)))
-    phases = padded.reshape(c, o, taps[0], sh, taps[1], sw)[:, :, ::-1, :, ::-1]
-    filters = np.ascontiguousarray(phases.transpose(3, 5, 1, 0, 2, 4)).reshape(sh * sw * o, c, *taps)
-    tiled_bias = None if bias is None else np.tile(bias, sh * sw)
+    phases = padded.reshape(c, o, taps[0], sh, taps[1], sw)[:, :, ::-1, :, ::-1].transpose(3, 5, 1, 0, 2, 4)
     reach = (taps[0] - 1, taps[1] - 1)
+    if full != node.shape[2:]:
+        if (op := _cropped_phases(low, node, x, phases, bias, start)) is not None:
+            return op
+        if not low.is_float:
+            return None  # integer images are not cropped
+    filters = np.ascontiguousarray(phases).reshape(sh * sw * o, c, *taps)
+    tiled_bias = None if bias is None else np.tile(bias, sh * sw)
     options = {"stride": (1, 1), "padding": (*reach, *reach), "groups": 1, "dilation": (1, 1)}
     product = low.new_value((n, sh * sw * o, full[0] // sh, full[1] // sw))
     shape = low.shapes[product]
@@ -203,17 +212,53 @@ def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
     return True
 
 
+def _cropped_phases(
+    low: Lowering, node: Node, x: int, phases: Array, bias: Array | None, start: tuple[int, int]
+) -> Op | None:
+    """Lower a cropped transposed convolution to one convolution per phase, which computes no pixel that is cropped.
+
+    None if the phases have different sizes, or if so few channels each would take longer than cropping.
+    """
+    (n, _, h, w), (sh, sw, o, _, *taps) = low.shapes[x], phases.shape
+    if node.shape[2] % sh or node.shape[3] % sw:
+        return None
+    size = (node.shape[2] // sh, node.shape[3] // sw)
+    groups, together = -(-o // _LANES) * sh * sw, -(-o * sh * sw // _LANES)
+    if groups * math.prod(size) >= together * (h + taps[0] - 1) * (w + taps[1] - 1):
+        return None
+    convs = []
+    for y, z in ((y, z) for y in range(sh) for z in range(sw)):
+        # Pixel y of a block is phase (y + padding) % s, and its first one reads the input (y + padding) // s.
+        (first_y, row), (first_x, column) = divmod(y + start[0], sh), divmod(z + start[1], sw)
+        before = (taps[0] - 1 - first_y, taps[1] - 1 - first_x)
+        after = (first_y + size[0] - h, first_x + size[1] - w)
+        if min(*before, *after) < 0:
+            return None
+        options = {"stride": (1, 1), "padding": (*before, *after), "groups": 1, "dilation": (1, 1)}
+        weight = np.ascontiguousarray(phases[row, column])
+        convs.append(Op("conv", (x,), (n, o, *size), node.layer, weight=weight, bias=bias, options=options))
+    results = [low.new_value(conv.shape) for conv in convs]
+    low.ops.update(zip(results, convs, strict=True))
+    joined = low.new_value((n, sh * sw * o, *size))
+    low.ops[joined] = Op("concat", tuple(results), low.shapes[joined], node.layer)
+    return Op("depth_to_space", (joined,), node.shape, node.layer, options={"by": (sh, sw)})
+
+
 def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower nearest resampling along rows or columns: whole factors repeat pixels, others gather them."""
+    """Lower resampling along rows or columns; nearest by a whole factor repeats pixels, by others it gathers them."""
     x, axis, taps, value = low.image(node.inputs[0]), node.params["axis"], node.params["taps"], node.inputs[0]
     if x is None or not isinstance(value, Value) or len(node.shape) != 4 or axis % 4 not in (2, 3):
         return None
-    # Nearest resampling has one tap per entry with weight 1.
     _, _, height, width = low.shapes[value.number]
     positions, weights = np.asarray(taps.positions), np.asarray(taps.weights)
-    if len(positions) != 1 or not (weights == 1).all():
-        return None
     by_rows, size = axis % 4 == 2, low.shapes[value.number][axis]
+    # Nearest resampling has one tap per entry with weight 1.
+    if len(positions) != 1 or not (weights == 1).all():
+        if not low.is_float:
+            return None
+        numbers = {"positions": positions.ravel().tolist(), "weights": weights.astype(np.float32).ravel().tolist()}
+        options = {"rows": by_rows, "taps": len(positions), **numbers}
+        return Op("resample", (x,), node.shape, node.layer, options=options)
     factor = node.shape[axis] // size
     if np.array_equal(positions[0], np.repeat(np.arange(size), factor)):
         by = (factor, 1) if by_rows else (1, factor)
@@ -256,6 +301,7 @@ RULES: dict[str, LoweringRule] = {
     "RmsNorm": _norm("rms_norm"),
     "Attention": lower_attention,
     "PackedAttention": lower_packed_attention,
+    "Recurrent": lower_recurrent,
     "MatMul": _matmul,
     "Add": lower_add,
     "Sub": lower_sub,

@@ -191,21 +191,23 @@ def _softmax(low: Lowering, number: int, node: Node) -> Op | bool | None:
     return _as_view(low, number, op, restore)
 
 
-def _cumulative_sum(low: Lowering, number: int, node: Node) -> Op | bool | None:
+def _cumulative_sum(low: Lowering, number: int, node: Node) -> Op | None:
     """Lower a cumulative sum along any axis."""
     # Exclusive and reversed sums have other parameters and are not supported.
-    row_form = _row_operand(low, node, node.params["axis"])
-    if row_form is None or set(node.params) != {"axis"}:
+    operands = _operands(low, [node.inputs[0]])
+    if operands is None or set(node.params) != {"axis"}:
         return None
-    x, shape, restore = row_form
-    result = result_operand(shape, True)
-    lead = common_axes([x, result], list(range(len(shape) - 1)))
-    last = common_axes([x, result], [len(shape) - 1])
-    if lead is None or last is None or len(last) != 1:
+    x, axis = operands[0], node.params["axis"] % len(node.shape)
+    channels_last = _result_layout(node.shape, operands)
+    result, order = result_operand(node.shape, channels_last), storage_order(node.shape, channels_last)
+    at = order.index(axis)
+    before, along, after = (common_axes([x, result], axes) for axes in (order[:at], [axis], order[at + 1 :]))
+    if before is None or along is None or after is None or len(along) != 1:
         return None
-    sizes, views, native = make_loop([*lead, *last], [x, result], native_shape(shape, True))
-    options = {"loop": (sizes, views, native), "axis": len(lead)}
-    return _as_view(low, number, Op("cumulative_sum", (x.number,), shape, node.layer, options=options), restore)
+    low.fix_layout(number, channels_last)
+    loop = make_loop([*before, *along, *after], [x, result], native_shape(node.shape, channels_last))
+    options = {"loop": loop, "axis": len(before)}
+    return Op("cumulative_sum", (x.number,), node.shape, node.layer, options=options)
 
 
 def _as_view(low: Lowering, number: int, op: Op, axes: list[int]) -> Op | bool:

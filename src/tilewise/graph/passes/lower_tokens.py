@@ -31,6 +31,30 @@ if TYPE_CHECKING:
     from tilewise.graph.passes.lower import Lowering
 
 
+def lower_recurrent(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower a recurrent layer to the products of its input and the steps."""
+    from tilewise.nn.recurrent import input_bias  # late: few networks are recurrent
+
+    x, (weight, recurrent, bias, *state) = low.tokens(node.inputs[0]), node.inputs[1:]
+    weights = [a for a in (weight, recurrent, bias) if isinstance(a, np.ndarray) and a.dtype == np.float32]
+    if x is None or not low.is_float or len(weights) < 3 or node.params["kind"] == "gru_reset_first":
+        return None
+    weight, recurrent, bias = weights
+    # A first state of zeros is the default.
+    zeros = all(isinstance(s, np.ndarray) and not s.any() for s in state)
+    states = [] if zeros else [low.constant(s) if isinstance(s, np.ndarray) else low.image(s) for s in state]
+    if None in states:
+        return None
+    kind, steps, batch = node.params["kind"], *low.shapes[x][:2]
+    total = np.asarray(input_bias(kind, bias, recurrent.shape[1], np.concatenate), np.float32)
+    products = low.new_value((steps, batch, len(weight)))
+    low.ops[products] = Op("linear", (x,), low.shapes[products], node.layer, weight=weight, bias=total)
+    options = {"kind": kind, "steps": steps, "reverse": node.params["reverse"]}
+    inputs = (products, *(s for s in states if s is not None))
+    hidden_bias = bias[-recurrent.shape[1] :]
+    return Op("recurrent", inputs, node.shape, node.layer, weight=recurrent, bias=hidden_bias, options=options)
+
+
 def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
     """Track a reshape, permutation, index or broadcast as a view; it becomes an op where its numbers are needed."""
     source = _view(low, node.inputs[0])

@@ -191,9 +191,10 @@ def is_batch_independent(lowering: Lowering, traced: int) -> bool:
     All ops must be native, which treats images independently, and read nothing but the images and each other.
     """
     ops = lowering.ops
-    # The loops of strided ops contain the batch as a number.
+    # The loops of strided ops contain the batch as a number; recurrent ops have the batch on their second axis.
     all_native = all(
-        op.kind != "python" and not {"loop", "parts"} & set(op.options) and op.shape[0] == traced for op in ops.values()
+        op.kind != "python" and not {"loop", "parts", "steps"} & set(op.options) and op.shape[0] == traced
+        for op in ops.values()
     )
     self_contained = all(i in ops or i == 0 for op in ops.values() for i in op.inputs)
     return all_native and self_contained and lowering.resolve(lowering.result) in ops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tilewise.errors import DtypeError, ShapeError, UnavailableError
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, check_size, is_float, operator, read_values, tensor
-from tilewise.tensor import Tensor, cat
+from tilewise.tensor import Tensor, apply, cat
 
 
 def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
@@ -136,58 +135,8 @@ def _rotary(node: OnnxNode, x: Value, cos: Value, sin: Value, places: Value | No
 # --- recurrent layers ---
 
 
-# A step takes the products of its input (1, B, gates · H) and the state; it returns the new state, hidden part first.
-Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-
-
-def _lstm_cell(recurrent: Tensor, _bias: Tensor, size: int, _node: OnnxNode) -> Cell:
-    """Return the step of an LSTM; gates are in the order input, output, forget, cell."""
-
-    def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, cell = state
-        gates = x + hidden @ recurrent
-        open_gates = gates[:, :, : 3 * size].sigmoid()
-        candidate = gates[:, :, 3 * size :].tanh()
-        kept_cell = open_gates[:, :, 2 * size :] * cell
-        cell = kept_cell + open_gates[:, :, :size] * candidate
-        return open_gates[:, :, size : 2 * size] * cell.tanh(), cell
-
-    return step
-
-
-def _gru_cell(recurrent: Tensor, bias: Tensor, size: int, node: OnnxNode) -> Cell:
-    """Return the step of a GRU; `linear_before_reset` applies the reset gate after the product, as PyTorch does."""
-    reset_after = bool(node.get("linear_before_reset", 0))
-    gate_weights, hidden_weights = recurrent[:, :, : 2 * size], recurrent[:, :, 2 * size :]
-    hidden_bias = bias[2 * size :]
-
-    def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (hidden,) = state
-        gates = (x[:, :, : 2 * size] + hidden @ gate_weights).sigmoid()
-        update, reset = gates[:, :, :size], gates[:, :, size:]
-        product = hidden @ hidden_weights if reset_after else (reset * hidden) @ hidden_weights
-        product = product + hidden_bias
-        candidate = (x[:, :, 2 * size :] + (reset * product if reset_after else product)).tanh()
-        return (candidate + update * (hidden - candidate),)
-
-    return step
-
-
-def _rnn_cell(recurrent: Tensor, _bias: Tensor, _size: int, node: OnnxNode) -> Cell:
-    """Make the step of a plain RNN: state = tanh or ReLU of (projected input + state @ recurrent)."""
-    relu = tuple(node.get("activations", ("Tanh",)))[:1] == ("Relu",)
-
-    def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        total = x + state[0] @ recurrent
-        return (total.relu() if relu else total.tanh(),)
-
-    return step
-
-
-_CELLS = {"LSTM": _lstm_cell, "GRU": _gru_cell, "RNN": _rnn_cell}
 
 
 @operator("LSTM", "GRU", "RNN")
@@ -201,61 +150,33 @@ def _recurrent(
     *states: Value | None,
 ) -> Any:
     """Run a recurrent layer over (T, B, I) with weights (D, gates · H, I) and (D, gates · H, H)."""
+    from tilewise.nn.recurrent import GATES, Recurrent, unrolled  # late: few networks are recurrent
+
     directions, size = _directions(node, x, lengths, states), recurrent.shape[-1]
-    steps, batch, gates = x.shape[0], x.shape[1], _GATES[node.op]
-    if weight.shape != (len(directions), gates * size, x.shape[2]) or weight.shape[:2] != recurrent.shape[:2]:
+    relu = tuple(node.get("activations", ("Tanh",)))[:1] == ("Relu",)
+    kind = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_relu" if relu else "rnn_tanh"}[node.op]
+    steps, batch, gates = x.shape[0], x.shape[1], GATES[kind] * size
+    if weight.shape != (len(directions), gates, x.shape[2]) or weight.shape[:2] != recurrent.shape[:2]:
         raise ShapeError(f"{node} has weights of shape {weight.shape} for an input of shape {x.shape}")
-    check_size([steps, len(directions), batch, gates * size])
+    check_size([steps, len(directions), batch, gates])
     count = 2 if node.op == "LSTM" else 1
-    zero = Tensor(np.zeros((1, batch, size), np.float32))
-    results: list[tuple[Tensor, ...]] = []
+    initial = [tensor(s) for s in states[:count] if s is not None]
+    if len(initial) not in (0, count):
+        raise UnavailableError(f"{node} has a first hidden state without a cell state, or the reverse")
+    shift = Tensor(np.zeros((len(directions), 2 * gates), np.float32)) if bias is None else tensor(bias)
+    hidden: list[Tensor] = []
+    last: list[list[Tensor]] = []
     for d, reverse in enumerate(directions):
-        initial = [s for s in states[:count] if s is not None]
-        start = tuple(tensor(s)[d : d + 1] for s in initial) or (zero,) * count
-        results.append(
-            _one_direction(
-                node,
-                tensor(x),
-                (tensor(weight)[d], tensor(recurrent)[d]),
-                start,
-                reverse=reverse,
-                bias=None if bias is None else tensor(bias)[d],
-            )
-        )
-    sequence = cat([r[0].reshape(steps, 1, batch, size) for r in results], 1)
-    last = [cat([r[1 + i] for r in results], 0) for i in range(count)]
-    return (sequence, *last)[: len(node.outputs)]
-
-
-def _one_direction(
-    node: OnnxNode,
-    x: Tensor,
-    weights: tuple[Tensor, Tensor],
-    state: tuple[Tensor, ...],
-    *,
-    reverse: bool,
-    bias: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Return the hidden states (T, B, H) of one direction, then its last state."""
-    weight, recurrent = weights
-    size, steps = recurrent.shape[-1], x.shape[0]
-    gates = weight.shape[0]
-    bias = Tensor(np.zeros(2 * gates, np.float32)) if bias is None else bias
-    input_bias, hidden_bias = bias[:gates], bias[gates:]
-    # The hidden bias of a GRU's candidate is inside the reset gate; all others add to the input's.
-    split = 2 * size if node.op == "GRU" else gates
-    total_bias = (
-        input_bias + cat([hidden_bias[:split], hidden_bias[split:] * 0.0], 0)
-        if split < gates
-        else input_bias + hidden_bias
-    )
-    products = x @ weight.transpose(0, 1) + total_bias  # (T, B, gates · H)
-    cell = _CELLS[node.op](recurrent.transpose(0, 1).reshape(1, size, gates), hidden_bias, size, node)
-    outputs: list[Tensor] = []
-    for t in range(steps)[:: -1 if reverse else 1]:
-        state = cell(products[t : t + 1], state)
-        outputs.append(state[0])
-    return (cat(outputs[:: -1 if reverse else 1], 0), *state)
+        operands = [tensor(x), tensor(weight)[d], tensor(recurrent)[d], shift[d], *(s[d] for s in initial)]
+        if node.op == "GRU" and not node.get("linear_before_reset", 0):
+            result = unrolled(*operands, kind="gru_reset_first", reverse=reverse)
+        else:
+            result = apply(Recurrent, *operands, kind=kind, reverse=reverse)
+        hidden.append(result[:steps].reshape(steps, 1, batch, size))
+        end = 0 if reverse else steps - 1
+        last.append([result[end : end + 1], *([result[steps:]] if node.op == "LSTM" else [])])
+    results = [cat(hidden, 1), *(cat([ends[i] for ends in last], 0) for i in range(count))]
+    return tuple(results)[: len(node.outputs)]
 
 
 def _directions(node: OnnxNode, x: Value, lengths: Value | None, states: tuple[Value | None, ...]) -> tuple[bool, ...]:

@@ -8,7 +8,6 @@ filled up with zeros. A line (N, C, L) is an image of height one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -19,7 +18,7 @@ from tilewise.nn import functional as F
 from tilewise.nn import resampling
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, check_size, choice, is_float, operator, tensor
-from tilewise.tensor import Tensor, apply
+from tilewise.tensor import Tensor, apply, cat
 
 Pads = list[tuple[int, int]]
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -131,7 +130,14 @@ def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None 
     if dilations != [1, 1]:
         check_size([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(filters.shape[2:], dilations, strict=True))])
         filters = apply(resampling.Dilate, filters, step=(dilations[0], dilations[1]))
-    full = F.conv_transpose2d(images, filters, None, (strides[0], strides[1]), groups=groups)
+    stride = (strides[0], strides[1])
+    if _even(pads) and all(e < s for e, s in zip(extra, strides, strict=True)) and _keeps_some(sizes, extra, pads):
+        shift = None if bias is None else tensor(bias)
+        padding = (pads[0][0], pads[1][0])
+        more = (extra[0], extra[1])
+        y = F.conv_transpose2d(images, filters, shift, stride, padding, output_padding=more, groups=groups)
+        return _as_before(y, rank)
+    full = F.conv_transpose2d(images, filters, None, stride, groups=groups)
     y = _crop_result(full, pads, extra, node)
     return _as_before(y if bias is None else y + tensor(bias).reshape(-1, 1, 1), rank)
 
@@ -154,6 +160,10 @@ def _transposed_pads(
         half = total // 2
         pads.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
     return pads
+
+
+def _keeps_some(sizes: list[int], extra: list[int], pads: Pads) -> bool:
+    return all(n + e - sum(pad) > 0 for n, e, pad in zip(sizes, extra, pads, strict=True))
 
 
 def _crop_result(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Tensor:
@@ -239,32 +249,30 @@ def _global_pool(node: OnnxNode, x: Value) -> Value:
 # --- volumes ---
 
 
-def _over_depth(
-    x: Tensor,
-    steps: tuple[int, int, int],
-    plane: Callable[[Tensor, int], Tensor],
-    join: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Apply `plane(images, tap)` to the slices that each tap reads, and join the results of all taps.
-
-    `steps` are the number of taps in depth, the stride and the dilation.
-    """
-    taps, stride, dilation = steps
-    n, c, depth, h, w = x.shape
+def _slices_of_taps(frames: Tensor, taps: int, stride: int, dilation: int) -> list[Tensor]:
+    """Return for each tap in depth the frames (N · slices, C, H, W) of (N, D, C, H, W) that it reads."""
+    n, depth, c, h, w = frames.shape
     slices = (depth - (taps - 1) * dilation - 1) // stride + 1
-    check_size([n, slices, c, h, w])
-    results = []
-    for tap in range(taps):
-        first = tap * dilation
-        part = x[:, :, first : first + (slices - 1) * stride + 1 : stride]  # (N, C, slices, H, W)
-        images = part.permute(0, 2, 1, 3, 4).reshape(n * slices, c, h, w)
-        results.append(plane(images, tap))
-    y = reduce(join, results)
-    return y.reshape(n, slices, *y.shape[1:]).permute(0, 2, 1, 3, 4)
+    check_size([n, slices, taps * c, h, w])
+    firsts = [tap * dilation for tap in range(taps)]
+    per_tap = [frames[:, first : first + (slices - 1) * stride + 1 : stride] for first in firsts]
+    return [images.reshape(n * slices, c, h, w) for images in per_tap]
 
 
-def _padded_depth(x: Tensor, pads: tuple[int, int], value: float) -> Tensor:
-    return x.pad([(0, 0), (0, 0), pads, (0, 0), (0, 0)], value) if any(pads) else x
+def _as_volume(images: Tensor, n: int) -> Tensor:
+    """Reshape (N · D, C, H, W) to (N, C, D, H, W)."""
+    return images.reshape(n, images.shape[0] // n, *images.shape[1:]).permute(0, 2, 1, 3, 4)
+
+
+def _padded_frames(x: Tensor, pads: tuple[int, int]) -> Tensor:
+    """Permute (N, C, D, H, W) to (N, D, C, H, W) with frames of zeros before and after."""
+    frames = x.permute(0, 2, 1, 3, 4)
+    if not any(pads):
+        return frames
+    if x.shape[0] != 1:
+        return frames.pad([(0, 0), pads, (0, 0), (0, 0), (0, 0)])
+    images = frames.reshape(*frames.shape[1:]).pad([pads, (0, 0), (0, 0), (0, 0)])  # as images, which plans store
+    return images.reshape(1, *images.shape)
 
 
 def conv_volume(
@@ -277,17 +285,23 @@ def conv_volume(
     dilations: list[int],
     pads: Pads,
 ) -> Tensor:
-    """Return a three-dimensional convolution with filters (O, C / groups, kd, kh, kw)."""
+    """Return a three-dimensional convolution with filters (O, C / groups, kd, kh, kw).
+
+    The frames that the taps in depth read are joined along channels, and one convolution of images reads all of them.
+    """
     (top, bottom), (left, right) = pads[1:]
     padding = (top, left) if (top, left) == (bottom, right) else (top, left, bottom, right)
+    stride, dilation, groups = (strides[1], strides[2]), (dilations[1], dilations[2]), node.get("group", 1)
+    taps = _slices_of_taps(_padded_frames(x, pads[0]), weight.shape[2], strides[0], dilations[0])
+    if groups == 1 and len(taps) > 1:
+        filters = weight.permute(0, 2, 1, 3, 4).reshape(weight.shape[0], -1, *weight.shape[3:])
+        return _as_volume(F.conv2d(cat(taps, 1), filters, bias, stride, padding, 1, dilation=dilation), x.shape[0])
 
-    def plane(images: Tensor, tap: int) -> Tensor:
+    def plane(tap: int) -> Tensor:
         shift = bias if tap == 0 else None  # once, not for every tap
-        stride, dilation = (strides[1], strides[2]), (dilations[1], dilations[2])
-        return F.conv2d(images, weight[:, :, tap], shift, stride, padding, node.get("group", 1), dilation=dilation)
+        return F.conv2d(taps[tap], weight[:, :, tap], shift, stride, padding, groups, dilation=dilation)
 
-    volume = _padded_depth(x, pads[0], 0.0)
-    return _over_depth(volume, (weight.shape[2], strides[0], dilations[0]), plane, lambda a, b: a + b)
+    return _as_volume(reduce(lambda a, b: a + b, map(plane, range(len(taps)))), x.shape[0])
 
 
 def pool_volume(node: OnnxNode, x: Tensor, kernel: list[int], strides: list[int], pads: Pads) -> Tensor:
@@ -298,9 +312,8 @@ def pool_volume(node: OnnxNode, x: Tensor, kernel: list[int], strides: list[int]
     volume = x.pad([(0, 0), (0, 0), *pads], -math.inf) if any(map(any, pads)) else x
     pool = F.avg_pool2d if average else F.max_pool2d
 
-    def plane(images: Tensor, _tap: int) -> Tensor:
-        return pool(images, (kernel[1], kernel[2]), (strides[1], strides[2]), (0, 0))
-
+    taps = _slices_of_taps(volume.permute(0, 2, 1, 3, 4), kernel[0], strides[0], 1)
+    planes = [pool(images, (kernel[1], kernel[2]), (strides[1], strides[2]), (0, 0)) for images in taps]
     if average:
-        return _over_depth(volume, (kernel[0], strides[0], 1), plane, lambda a, b: a + b) / float(kernel[0])
-    return _over_depth(volume, (kernel[0], strides[0], 1), plane, lambda a, b: a.maximum(b))
+        return _as_volume(reduce(lambda a, b: a + b, planes), x.shape[0]) / float(kernel[0])
+    return _as_volume(reduce(lambda a, b: a.maximum(b), planes), x.shape[0])
