@@ -204,7 +204,7 @@ def _sparse_attention(attention: MultiHeadAttention, at_least: float) -> MultiHe
 
 
 def _replace(module: Module, at_least: float) -> None:
-    """Replace the sparse children of a module in place, recursively."""
+    """Replace children whose share of zeros is `at_least` by sparse layers, in place and recursively."""
     children = list(module.named_children())
     for i, (name, child) in enumerate(children):
         if isinstance(child, MultiHeadAttention) and hasattr(child, "in_proj_weight"):

@@ -247,7 +247,10 @@ def _try_fewer(model: Any, enough: int, build: Callable[[int], Any], check: Eval
 
 
 def validation_error(model: Any, batch: EvaluatedBatch) -> float:
-    """Return the larger one of the extrapolated largest error and the error predicted for another image."""
+    """Return the error to expect on unseen images: the larger of two estimates from the results for `batch`.
+
+    One extrapolates the largest observed error to HOLDOUT_IMAGES images, the other is `predicted_error`.
+    """
     result = model.run(batch.x)
     count = batch.independent or len(result)  # observed images would show too small errors
     predicted = predicted_error(result[:count], batch.result[:count])

@@ -198,7 +198,7 @@ class QuantizedModel(Module):
         return value.dequantize() if isinstance(value, QuantizedArray) else value
 
     def _unscaled(self, index: int, result: Array) -> Array:
-        """Return an operator's result without the equalization scales of its channels."""
+        """Divide the result of step `index` by the equalization scales of its channels, if it has any."""
         if self.equalization is None or self.equalization[index].shape != result.shape[1:2]:
             return result
         return result / self.equalization[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))

@@ -117,7 +117,7 @@ class StoreReader:
         return {name: int(self.database.read(query, values)[0][0]) for name, query in queries.items()}
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Write a consistent copy of a file while others may write."""
+        """Copy the store to `path` as of one moment, while other processes may write to it."""
         if not isinstance(self.database, SqliteDatabase):
             raise ConfigurationError(f"{self.name} is not a file; `tilewise store export` copies it to one.")
         self.database.copy(path)

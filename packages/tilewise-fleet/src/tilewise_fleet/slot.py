@@ -117,7 +117,7 @@ class Slot:
         return kernels
 
     def _measure(self, kernels: Sequence[Kernel]) -> None:
-        """Time kernels with the collector, and keep the descriptions of those that failed."""
+        """Time kernels with the collector, which stores the runtimes, and collect its descriptions of failures."""
         if self._collector is not None:
             self._collector.deadline = time.monotonic() + 600
             self._collector.measure(kernels[0])

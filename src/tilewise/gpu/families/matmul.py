@@ -172,7 +172,7 @@ class TritonMatmul:
 
 
 def batched_matmul() -> TritonMatmul:
-    """Create the family of batched products, c[i] = a[i] @ b[i]."""
+    """Return the kernel family of batched matrix products, c[i] = a[i] @ b[i]: its problems, configurations and data."""
     family = TritonMatmul()
     family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
     family.choices = {**TritonMatmul.choices, "epilogue": ("none",)}

@@ -191,7 +191,7 @@ def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: An
 
 
 def _pick_pinned_choices(changes: contextlib.ExitStack, select_algorithm: Any, advisor: Any) -> None:
-    """Prefer tilewise's choice in the compiler's deterministic mode, which otherwise takes ATen from every list."""
+    """Patch the compiler's deterministic mode to take tilewise's choice from a list of candidates, not always ATen."""
 
     def pick(original: Any, selector: Any, choices: Any) -> Any:
         pinned = [choice for choice in choices if advisor.is_pinned_choice(choice)]

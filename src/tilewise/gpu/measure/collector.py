@@ -262,7 +262,7 @@ class TritonCollector(Collector):
                 self._describe(problem)
 
     def _on_greeting(self, message: Any) -> None:
-        """Open the run for the device that the GPU process describes; raise its error if it found none."""
+        """Begin a run in the store for the device in the GPU process's first message; raise the error in it, if any."""
         self.gpu.finish()
         if isinstance(message, WorkerLostError):
             raise UnavailableError(f"The process that owns the GPU could not start: {message}.")

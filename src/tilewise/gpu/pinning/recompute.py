@@ -41,7 +41,7 @@ class LockComparison:
 
 
 def compare_lock(choices: Iterable[LockedChoice]) -> list[LockComparison]:
-    """Compare each choice of a lock file with what the installed models choose; the same model chooses the same."""
+    """Choose the configuration of each locked problem anew, and pair it with the locked one; the same model chooses the same."""
     runtime_model, ranker = shipped_runtime_model(), shipped_ranker()
     unchanged = {"", model_digest()}
     unchanged |= set() if runtime_model is None else {_model_name(runtime_model)}

@@ -152,7 +152,7 @@ def estimate_seconds(problem: Problem, of: Columns, batch: int = 1, device: Devi
 
 
 def features(problem: Problem, of: Columns, batch: int = 1, device: Device = H200) -> Numbers:
-    """Build the model's input, one row per configuration; the first column is log(estimated seconds)."""
+    """Return the roofline model's features, one row per configuration in `of`; column 0 is log(estimated seconds)."""
     costs, sms = _costs(problem, of, batch, device), device.multiprocessors
     units, per_sm, resident, steps, tiles = (costs[name] for name in ("units", "per_sm", "resident", "steps", "tiles"))
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))

@@ -96,7 +96,7 @@ def _time_set(
 
 
 def _gain_of_sets(sets: Sequence[tuple[list[float], list[float], dict[str, float]]]) -> ConfirmedGain:
-    """Estimate the gain from the readings of all sets.
+    """Estimate the gain from sets of (nanoseconds of the default, of the choice, accounting of other programs).
 
     With several threads the operating system's accounting says nothing about other programs. The median of the
     default's readings over their minimum then stands for it.

@@ -255,7 +255,7 @@ def scatter(times: Sequence[float]) -> float:
 
 
 def relative_runtime(candidate: Candidate, default: Candidate) -> float:
-    """Return a candidate's runtime over the default's in the same rounds; of the finals if these suffice."""
+    """Return a candidate's runtime divided by the default's, from final timings if there are enough, else from all."""
     if len(candidate.final) >= MIN_FINAL_TIMINGS:
         return faster_two_of_three(candidate.final) / faster_two_of_three(default.final)
     return faster_two_of_three(candidate.times) / faster_two_of_three(default.times)

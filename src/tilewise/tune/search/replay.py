@@ -378,7 +378,10 @@ def _by_mean(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.r
 
 
 def _by_process(over_problems: bool) -> Order:
-    """Return a function that orders configurations by the expected improvement of a Gaussian process."""
+    """Return a search that measures by expected improvement of a Gaussian process.
+
+    With `over_problems`, the process also reads the measurements of earlier problems.
+    """
 
     def order(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
         earlier = _earlier_readings(problem, past) if over_problems and past else None

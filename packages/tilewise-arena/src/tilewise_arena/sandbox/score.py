@@ -194,7 +194,10 @@ def _ask_interleaved(
 
 
 def _check_answers(event: Event, questions: list[PluginCall], ours: Answers, reference: Runner) -> dict[str, Any]:
-    """Check that repeated questions got equal answers, and that all answers are right."""
+    """Compare an entry's answers with the reference's, and repeated questions with each other; raise Rejected if wrong.
+
+    Returns the measured quality for the score's record.
+    """
     for at, question in enumerate(questions):
         if question.repeats is not None and not _equal(ours.outputs[at], ours.outputs[question.repeats]):
             raise Rejected("wrong answer", "the same question got two different answers: they depend on something else")

@@ -28,7 +28,7 @@ def wait(child: int, harness: int, seconds: float) -> int:
 
 
 def main() -> None:
-    """Fork the program and watch over it; the fork inherits the CPU affinity."""
+    """Run the program named on the command line in a child process, and kill it when the harness dies."""
     seconds, cores, module, *arguments = sys.argv[1:]
     if cores:
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
