@@ -172,7 +172,7 @@ class TritonMatmul:
 
 
 def batched_matmul() -> TritonMatmul:
-    """Return the kernel family of batched matrix products, c[i] = a[i] @ b[i]: its problems, configurations and data."""
+    """Return the kernel family of batched products, c[i] = a[i] @ b[i]: problems, configurations and data."""
     family = TritonMatmul()
     family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
     family.choices = {**TritonMatmul.choices, "epilogue": ("none",)}

@@ -41,7 +41,7 @@ class LockComparison:
 
 
 def compare_lock(choices: Iterable[LockedChoice]) -> list[LockComparison]:
-    """Choose the configuration of each locked problem anew, and pair it with the locked one; the same model chooses the same."""
+    """Choose each locked problem's configuration anew and pair it with the locked one."""
     runtime_model, ranker = shipped_runtime_model(), shipped_ranker()
     unchanged = {"", model_digest()}
     unchanged |= set() if runtime_model is None else {_model_name(runtime_model)}

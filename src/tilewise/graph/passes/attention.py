@@ -170,7 +170,7 @@ def _batch_and_heads(w: Rewriter, q: Value) -> Shape:
 
 
 def _heads_of_tokens(w: Rewriter, node: Node, result: Value) -> Value:
-    """Add attention over tokens (B, T, H · D) to the trace; return its result viewed as heads (B, H, T, D)."""
+    """Reshape heads (B, H, T, D) to the tokens (B, T, H · D) that the native op writes; return heads that view them."""
     b, h, t, d = w.shape(result)
     tokens = w.reshape(node, w.permute(node, result, (0, 2, 1, 3)), (b, t, h * d))
     w.views.pop(tokens.number, None)  # views of the result start at the tokens from here on

@@ -138,7 +138,7 @@ class Matmul:
 
 
 def batched_matmul() -> Matmul:
-    """Return the kernel family of batched matrix products, c[i] = a[i] @ b[i]: its problems, configurations and data."""
+    """Return the kernel family of batched products, c[i] = a[i] @ b[i]: problems, configurations and data."""
     family = Matmul()
     family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
     return family
