@@ -51,6 +51,7 @@ LINES = (  # a case belongs to the first line that matches
     Line("self", "INT8 CNN against our NumPy backend", "int8", "to NumPy"),
     Line("self", "Several threads against one", "gemm|decode", "threads? beside one|beside one thread"),
     Line("self", "KV cache against none, 200 tokens", "decode", "200 tokens"),
+    Line("self", "Pruned networks against their own dense plans", "pruned"),
     Line("self", "Chosen convolution algorithm against the best of three", "algorithms"),
     Line("check", "Exponent of generation time in tokens", "decode", "exponent"),
     Line("check", "Share of memory bandwidth while decoding", "decode", "bandwidth"),
@@ -95,7 +96,7 @@ _SAME_WORK = (
 _SOURCES = (
     ("gemm|tuning", r"gemm|gemv|matmul|product_"),
     ("int8", r"int8|int16|graph/|ops/"),
-    ("sparse", r"sparse"),
+    ("sparse|pruned", r"sparse"),
     ("decode|llama_cpp|ctranslate2", r"decoder|cached|int4|int8_dot|llama|gemv|gemm"),
     ("rows", r"norm|softmax|attention|elementwise|row_|activation"),
     ("costmodel", r"sage|ranker"),

@@ -375,8 +375,12 @@ void bind_float_operators(GraphClass& graph) {
              const Op* op = g.producer(value);
              return std::string(algorithm_name(op == nullptr ? ConvAlgorithm::automatic : algorithm_of(*op)));
            })
-      .def("linear", [](Graph& g, std::shared_ptr<FloatLinearLayer> layer,
-                        int x) { return g.add(linear_op(std::move(layer)), {x}); })
+      .def(
+          "linear",
+          [](Graph& g, std::shared_ptr<FloatLinearLayer> layer, int x, const std::string& algorithm) {
+            return g.add(linear_op(std::move(layer), g.desc(x).n, algorithm_of(algorithm)), {x});
+          },
+          nb::arg("layer"), nb::arg("x"), nb::arg("algorithm") = "")
       .def("global_mean", [](Graph& g, int x) { return g.add(global_mean_op(), {g.channels_last(x)}); })
       .def("binary", add_binary, nb::arg("kind"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
       .def(

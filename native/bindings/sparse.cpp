@@ -55,6 +55,7 @@ void bind_matrix(nb::class_<Weights>& weights) {
 }  // namespace
 
 void bind_sparse(nb::module_& m) {
+  m.def("prefer_sparse", prefer_sparse);
   nb::class_<SparseWeights> floats(m, "SparseWeights");
   floats.def(nb::init<nb::handle, nb::handle>(), nb::arg("dense"), nb::arg("bias").none() = nb::none())
       .def("convolve", &SparseWeights::convolve);

@@ -53,33 +53,27 @@ class SparseWeights {
   // x (..., columns) to (..., rows). None where x is not what the kernels take, so that the caller converts it.
   nb::object multiply(nb::handle x, bool relu) const {
     return rows_times(matrix_, x, [&](const float* in, int64_t batch, float* out) {
-      matrix_.times_rows(in, batch, out, epilogue(relu));
+      matrix_.times_rows(in, matrix_.columns(), batch, {bias_.data(), relu}, out, matrix_.rows());
     });
   }
 
-  // x (N, C, H, W) to (N, rows, H', W'), the weights being (rows, C * kernel height * kernel width). None where x is
-  // not a C-contiguous float32 array of four dimensions; the caller has checked that the filter fits.
+  // x (N, C, H, W) to (N, H', W', rows), the weights being (rows, C * kernel height * kernel width). None where x is
+  // not a C-contiguous float32 array of four dimensions.
   nb::object convolve(nb::handle x, int kernel_height, int kernel_width, int stride_y, int stride_x, int pad_y,
                       int pad_x, bool relu) const {
     PyArrayObject* in = as_float_array(x);
     if (in == nullptr || PyArray_NDIM(in) != 4) return nb::none();
-    const SparseConvShape s{PyArray_DIM(in, 0),
-                            PyArray_DIM(in, 1),
-                            PyArray_DIM(in, 2),
-                            PyArray_DIM(in, 3),
-                            kernel_height,
-                            kernel_width,
-                            stride_y,
-                            stride_x,
-                            pad_y,
-                            pad_x};
+    const int64_t n = PyArray_DIM(in, 0), c = PyArray_DIM(in, 1), h = PyArray_DIM(in, 2), w = PyArray_DIM(in, 3);
+    const int64_t rest_h = h + 2 * int64_t{pad_y} - kernel_height, rest_w = w + 2 * int64_t{pad_x} - kernel_width;
     check(kernel_height >= 1 && kernel_width >= 1 && stride_y >= 1 && stride_x >= 1 && pad_y >= 0 && pad_x >= 0 &&
-              s.height + 2 * s.pad_y >= kernel_height && s.width + 2 * s.pad_x >= kernel_width &&
-              s.channels * kernel_height * kernel_width == matrix_.columns(),
+              rest_h >= 0 && rest_w >= 0 && c * kernel_height * kernel_width == matrix_.columns(),
           "the filter does not fit the images");
-    const NewArray<float> out = new_array({s.images, matrix_.rows(), s.out_height(), s.out_width()});
+    ConvShape s{n, c, h, w, matrix_.rows(), kernel_height, kernel_width, stride_y, stride_x, pad_y, pad_x, 1, 0, 0};
+    s.oh = rest_h / stride_y + 1, s.ow = rest_w / stride_x + 1;
+    const ConvEpilogue e{bias_.data(), nullptr, relu ? ConvActivation::relu : ConvActivation::none};
+    const NewArray<float> out = new_array({n, s.oh, s.ow, s.o});
     if (PyArray_SIZE(as_array(out.object)) > 0)
-      without_gil(true, [&] { matrix_.convolve(s, data<const float>(x), out.data, epilogue(relu)); });
+      without_gil(true, [&] { matrix_.convolve(s, data<const float>(x), e, {0, s.o, 0}, out.data); });
     return out.object;
   }
 
@@ -95,8 +89,6 @@ class SparseWeights {
     check(columns <= (int64_t{1} << 31) && rows <= (int64_t{1} << 31), "the matrix is too large");
     return PackedSparse(data<float>(dense), rows, columns);
   }
-
-  SparseEpilogue epilogue(bool relu) const { return {bias_.data(), relu}; }
 
   PackedSparse matrix_;
   Buffer<float> bias_;

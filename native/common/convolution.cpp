@@ -257,20 +257,23 @@ int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
 
 }  // namespace
 
-// Chooses the cheapest algorithm. Direct convolution multiplies 9 times per pixel, Winograd 36 times per 16 pixels or
-// 16 times per 4, plus transforms. benchmarks/algorithms.py compares all three with this choice on AVX2 and AVX-512.
+// Direct convolution multiplies 9 times per pixel, Winograd 36 times per 16 pixels or 16 times per 4, plus transforms.
+// benchmarks/algorithms.py compares all three with the choice of the cheapest on AVX2 and AVX-512.
+int64_t algorithm_cost(const ConvShape& s, ConvAlgorithm algorithm) {
+  if (transforms(algorithm)) return winograd_cost(s, winograd_kernels(algorithm));
+  const int64_t taps = s.kh * s.kw, vectors = ceil_div(s.group_o(), active_conv_direct().limits.lanes);
+  return cost(s.n * s.groups * s.oh * s.ow * taps * s.group_c() * vectors, taps * s.c * s.group_o() * 4);
+}
+
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
   // Several groups share a vector there, or a product of so few channels is shorter than the transforms around it.
   if (s.groups > 1 && (s.group_o() * 2 <= lanes || (s.group_o() <= lanes && s.group_c() <= 8)))
     return ConvAlgorithm::direct;
-  const int64_t products = s.n * s.groups * s.oh * s.ow * 9 * s.group_c() * ceil_div(s.group_o(), lanes);
-  int64_t least = cost(products, 9 * s.c * s.group_o() * 4);
   ConvAlgorithm best = ConvAlgorithm::direct;
   for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
-    const int64_t cached = winograd_cost(s, winograd_kernels(algorithm));
-    if (cached < least) least = cached, best = algorithm;
+    if (algorithm_cost(s, algorithm) < algorithm_cost(s, best)) best = algorithm;
   }
   return best;
 }

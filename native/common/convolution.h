@@ -13,16 +13,19 @@ enum class ConvAlgorithm {
   direct = 1,
   winograd = 2,
   winograd2 = 3,
-  winograd_late = 4
-};  // F(4x4, 3x3), F(2x2, 3x3), and the first with filters that are transformed as they are used
-inline bool transforms(ConvAlgorithm algorithm) { return algorithm >= ConvAlgorithm::winograd; }
+  winograd_late = 4,
+  sparse = 5
+};  // F(4x4, 3x3), F(2x2, 3x3), the first with filters that are transformed as they are used, and skipping zero weights
+inline bool transforms(ConvAlgorithm algorithm) {
+  return algorithm >= ConvAlgorithm::winograd && algorithm <= ConvAlgorithm::winograd_late;
+}
 inline const WinogradKernels& winograd_kernels(ConvAlgorithm algorithm) {
   if (algorithm == ConvAlgorithm::winograd_late) return active_winograd_late();
   return algorithm == ConvAlgorithm::winograd2 ? active_winograd2() : active_winograd();
 }
 
 // As Python has them.
-constexpr const char* kAlgorithmNames[] = {"", "direct", "winograd", "winograd2", "winograd_late"};
+constexpr const char* kAlgorithmNames[] = {"", "direct", "winograd", "winograd2", "winograd_late", "sparse"};
 inline const char* algorithm_name(ConvAlgorithm algorithm) { return kAlgorithmNames[static_cast<int>(algorithm)]; }
 
 // An algorithm and its tile, output channels counted singly (nr, channels). Zero means the analytical default.
@@ -35,6 +38,8 @@ bool winograd_applies(const ConvShape& s);
 // The cheapest by vector instructions and by the bytes of filters that no cache holds; the same for every number of
 // threads.
 ConvAlgorithm choose_algorithm(const ConvShape& s);
+// The cost of an algorithm in vector multiplications.
+int64_t algorithm_cost(const ConvShape& s, ConvAlgorithm algorithm);
 
 // Whether Winograd may be chosen: it may, but for comparisons with direct convolutions.
 void allow_winograd(bool allow);

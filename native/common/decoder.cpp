@@ -290,19 +290,12 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, co
     return matmul(g, Batch{}, nullptr);
   }
   if (sparse != nullptr) {
-    apply_sparse(x, rows, y, y_row, scratch);
+    sparse->times_rows(x, inputs, rows, SparseEpilogue{}, y, y_row);
   } else if (!blocks->apply(x, rows, y, y_row, scratch.blocks)) {
     return false;
   }
   if (epilogue.any()) active_gemm().apply_epilogue(epilogue, y, y_row, 0, 0, rows, outputs);
   return true;
-}
-
-// The sparse kernels write contiguous rows; layers whose results are stored side by side copy them.
-void DenseLayer::apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, ProductScratch& scratch) const {
-  float* to = y_row == outputs ? y : scratch.products.grow(rows * outputs);
-  sparse->times_rows(x, rows, to, SparseEpilogue{});
-  for (int64_t r = 0; to != y && r < rows; ++r) std::copy(to + r * outputs, to + (r + 1) * outputs, y + r * y_row);
 }
 
 std::vector<const DenseLayer*> Decoder::layers() const {

@@ -26,7 +26,6 @@ enum class Reading { cached, large_pages, small_pages };
 // Memory that the products of one call share.
 struct ProductScratch {
   BlockScratch blocks;
-  Buffer<float> products;  // of a sparse layer whose results are not contiguous
 };
 
 // y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in quantized blocks or 16 bits, or sparse.
@@ -42,7 +41,6 @@ struct DenseLayer {
   // Rows of y are `y_row` floats apart, those of the residual `outputs`.
   bool apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
              ProductScratch& scratch, Reading reading) const;
-  void apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, ProductScratch& scratch) const;
 };
 
 struct NormLayer {

@@ -1,48 +1,67 @@
-// A sparse matrix in the layout of native/kernels/sparse.h, packed from a dense one, and its products: with the rows of
-// a matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws
+// A sparse matrix in the layouts of native/kernels/sparse.h, packed from a dense one, and its products: with the rows
+// of a matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws
 // std::bad_alloc when memory runs out.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 
+#include "common/convolution.h"
 #include "common/sparse_pack.h"
 
 namespace tw {
 
-struct SparseConvShape {
-  int64_t images = 0, channels = 0, height = 0, width = 0;
-  int64_t kernel_height = 1, kernel_width = 1, stride_y = 1, stride_x = 1, pad_y = 0, pad_x = 0;
-
-  int64_t out_height() const { return (height + 2 * pad_y - kernel_height) / stride_y + 1; }
-  int64_t out_width() const { return (width + 2 * pad_x - kernel_width) / stride_x + 1; }
-};
+class PackedStrips;
 
 class PackedSparse {
  public:
-  PackedSparse(const float* dense, int64_t rows, int64_t columns);
+  // The layout for a few vectors is packed at once, or the one for batches; others at their first use.
+  PackedSparse(const float* dense, int64_t rows, int64_t columns, bool for_batches = false);
   ~PackedSparse();
   PackedSparse(PackedSparse&&) noexcept;
 
-  void to_dense(float* dense) const { packed_.to_dense(dense); }
-  // y (batch, rows) = x (batch, columns) Aᵀ
-  void times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
-  // y (images, rows, out_height, out_width); the columns are (channel, kernel row, kernel column). In sparse_conv.cpp.
-  void convolve(const SparseConvShape& s, const float* x, float* y, const SparseEpilogue& epilogue) const;
+  void to_dense(float* dense) const;
+  // y (batch, rows) = x (batch, columns) Aᵀ, rows `pitch` floats apart
+  void times_rows(const float* x, int64_t x_pitch, int64_t batch, const SparseEpilogue& epilogue, float* y,
+                  int64_t y_pitch) const;
+  // y = act(conv(x) + bias + residual) with channels last, one group; the columns are (channel, kernel row, kernel
+  // column). x may be planes. In sparse_conv.cpp.
+  void convolve(const ConvShape& s, const float* x, const ConvEpilogue& e, const ConvLayout& layout, float* y) const;
 
-  int64_t rows() const { return packed_.rows(); }
-  int64_t columns() const { return packed_.columns(); }
-  int64_t nonzeros() const { return packed_.nonzeros(); }
+  // Whether skipping zeros is clearly cheaper than a dense algorithm: an estimate, the same in every run.
+  static bool pays(const ConvShape& s, ConvAlgorithm dense, int64_t nonzeros);
+
+  static bool is_small_batch(int64_t rows);  // so few that they take the kernel for vectors
+
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t nonzeros() const { return nonzeros_; }
   int64_t nbytes() const;
 
  private:
-  struct Strips;
+  typedef PackedCells<float, 1> Cells;
+  typedef PackedCells<float, 1, kQuad, kTileColumns> Tiles;
+  template <class Layout>
+  struct Lazy {
+    std::mutex mutex;
+    std::unique_ptr<Layout> layout;
+    std::atomic<const Layout*> ready{nullptr};
+  };
+  struct Layouts;
+  struct ConvPlan;
+  std::shared_ptr<const ConvPlan> plan(const ConvShape& s) const;
+  template <class Layout>
+  const Layout& packed(Lazy<Layout>& lazy) const;
   int threads_for(int64_t multiply_adds, int64_t shares) const;
-  void times_small_batch(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
-  void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
-  bool strips_serve(const float* x, int64_t count) const;
+  void convolve_rows(const ConvShape& s, const float* x, const ConvEpilogue& e, const ConvLayout& layout,
+                     float* y) const;
 
-  PackedCells<float, 1> packed_;
-  std::unique_ptr<Strips> strips_;  // a second storage for a few vectors, made when it is first asked for
+  int64_t rows_, columns_, nonzeros_ = 0;
+  std::unique_ptr<Layouts> layouts_;
 };
+
+// Lets `PackedSparse::pays` say yes wherever half of the weights are zero: small layers are tested this way.
+void prefer_sparse(bool prefer);
 
 }  // namespace tw

@@ -11,8 +11,8 @@
 
 namespace tw {
 
-inline int64_t sparse_padded(int64_t columns) {
-  return std::max<int64_t>(1, (columns + kCellColumns - 1) / kCellColumns) * kCellColumns;
+inline int64_t sparse_padded(int64_t columns, int64_t cell) {
+  return std::max<int64_t>(1, (columns + cell - 1) / cell) * cell;
 }
 
 template <class T>
@@ -22,15 +22,16 @@ Buffer<T> to_buffer(const std::vector<T>& values) {
   return buffer;
 }
 
-// Step: slots that a kernel takes at once. A band has a multiple of them, and those of a lane lie side by side.
-template <class T, int Step>
+// Step: slots that a kernel takes at once. A band has a multiple of them, and those of a lane lie side by side. Band:
+// rows that have their slots in common. Columns: of a cell.
+template <class T, int Step, int Band = kBand, int Columns = kCellColumns>
 class PackedCells {
  public:
   PackedCells(const T* dense, int64_t rows, int64_t columns)
-      : rows_(rows), columns_(columns), padded_columns_(sparse_padded(columns)) {
+      : rows_(rows), columns_(columns), padded_columns_(sparse_padded(columns, Columns)) {
     Building out;
     for (int64_t row = 0; row < rows; row += kBlockRows) {
-      for (int64_t column = 0; column < padded_columns_; column += kCellColumns) pack_cell(dense, row, column, &out);
+      for (int64_t column = 0; column < padded_columns_; column += Columns) pack_cell(dense, row, column, &out);
     }
     value_ = to_buffer(out.value);
     index_ = to_buffer(out.index);
@@ -44,7 +45,7 @@ class PackedCells {
     SparseCells<T> c;
     c.rows = rows_;
     c.columns = columns_;
-    c.across = padded_columns_ / kCellColumns;
+    c.across = padded_columns_ / Columns;
     c.value = value_.data();
     c.index = index_.data();
     c.start = start_.data();
@@ -58,7 +59,7 @@ class PackedCells {
     std::fill(dense, dense + rows_ * columns_, T{0});
     std::size_t cell = 0;
     for (int64_t row = 0; row < rows_; row += kBlockRows) {
-      for (int64_t column = 0; column < padded_columns_; column += kCellColumns, ++cell) {
+      for (int64_t column = 0; column < padded_columns_; column += Columns, ++cell) {
         unpack_cell(cell, dense, row, column);
       }
     }
@@ -81,18 +82,18 @@ class PackedCells {
   };
   struct Row {
     int count = 0;
-    uint8_t column[kCellColumns];
-    T value[kCellColumns];
+    uint8_t column[Columns];
+    T value[Columns];
   };
 
   static int slots_for(int length) { return (length + Step - 1) / Step * Step; }
   // Where the weight of a lane's slot lies, counted from the band's first.
   static std::size_t slot_offset(int slot, int lane) {
-    return static_cast<std::size_t>((slot / Step * kBand + lane) * Step + slot % Step);
+    return static_cast<std::size_t>((slot / Step * Band + lane) * Step + slot % Step);
   }
 
   void read_cell(const T* dense, int64_t row0, int64_t column0, Row* row) {
-    const int64_t columns = std::min<int64_t>(kCellColumns, columns_ - column0);
+    const int64_t columns = std::min<int64_t>(Columns, columns_ - column0);
     for (int r = 0; r < kBlockRows; ++r) {
       row[r].count = 0;
       for (int64_t c = 0; row0 + r < rows_ && c < columns; ++c) {
@@ -112,22 +113,22 @@ class PackedCells {
     for (int r = 0; r < kBlockRows; ++r) order[r] = static_cast<uint8_t>(r);
     std::stable_sort(order, order + kBlockRows, [&](uint8_t a, uint8_t b) { return row[a].count > row[b].count; });
     for (int lane = 0; lane < kBlockRows; ++lane) lane_of[order[lane]] = static_cast<uint8_t>(lane);
-    out->start.push_back(static_cast<int64_t>(out->value.size() / kBand));
+    out->start.push_back(static_cast<int64_t>(out->value.size() / Band));
     out->row_at.insert(out->row_at.end(), order, order + kBlockRows);
     out->lane_of.insert(out->lane_of.end(), lane_of, lane_of + kBlockRows);
     for (int lane = 0; lane < kBlockRows; lane += kQuad) {
       out->length.push_back(static_cast<uint8_t>(row[order[lane]].count));
     }
-    for (int lane = 0; lane < kBlockRows; lane += kBand) pack_band(row, order + lane, out);
+    for (int lane = 0; lane < kBlockRows; lane += Band) pack_band(row, order + lane, out);
   }
 
   // Padding is a weight of zero on the lane's last column, so that it asks for no input that the row does not need.
   static void pack_band(const Row* row, const uint8_t* order, Building* out) {
     const std::size_t first = out->value.size();
     const int slots = slots_for(row[order[0]].count);
-    out->value.resize(first + static_cast<std::size_t>(slots * kBand), T{0});
+    out->value.resize(first + static_cast<std::size_t>(slots * Band), T{0});
     out->index.resize(out->value.size(), 0);
-    for (int lane = 0; lane < kBand; ++lane) {
+    for (int lane = 0; lane < Band; ++lane) {
       const Row& from = row[order[lane]];
       for (int s = 0; s < slots && from.count > 0; ++s) {
         out->index[first + slot_offset(s, lane)] = from.column[std::min(s, from.count - 1)];
@@ -137,17 +138,17 @@ class PackedCells {
   }
 
   void unpack_cell(std::size_t cell, T* dense, int64_t row0, int64_t column0) const {
-    std::size_t first = static_cast<std::size_t>(start_[cell]) * kBand;
-    for (int lane0 = 0; lane0 < kBlockRows; lane0 += kBand) {
+    std::size_t first = static_cast<std::size_t>(start_[cell]) * Band;
+    for (int lane0 = 0; lane0 < kBlockRows; lane0 += Band) {
       const int slots = slots_for(length_[cell * kBlockQuads + static_cast<std::size_t>(lane0 / kQuad)]);
-      for (int lane = 0; lane < kBand; ++lane) {
+      for (int lane = 0; lane < Band; ++lane) {
         const int64_t row = row0 + row_at_[cell * kBlockRows + static_cast<std::size_t>(lane0 + lane)];
         for (int s = 0; s < slots; ++s) {
           const std::size_t at = first + slot_offset(s, lane);
           if (value_[at] != 0) dense[row * columns_ + column0 + index_[at]] = value_[at];
         }
       }
-      first += static_cast<std::size_t>(slots * kBand);
+      first += static_cast<std::size_t>(slots * Band);
     }
   }
 

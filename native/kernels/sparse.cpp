@@ -1,5 +1,6 @@
 #include "kernels/sparse.h"
 
+#include "kernels/conv_layout.h"
 #include "kernels/sparse_vectors.h"
 
 namespace tw {
@@ -79,228 +80,175 @@ void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int co
   }
 }
 
-// The weights of one slot of a quad, and one of them in all lanes. The batch kernel is bound by loads, so the four are
-// loaded together and each is broadcast by a shuffle.
-#if defined(__AVX512F__)
-typedef vf QuadWeights;
-TW_INLINE QuadWeights load_quad(const float* value) {
-  vf four = (vf)_mm512_maskz_broadcast_f32x4(0xffff, _mm_loadu_ps(value));
-  TW_KEEP(four);  // or the compiler makes four loads of it
-  return four;
-}
-template <int I>
-TW_INLINE vf broadcast(QuadWeights four) {
-  return (vf)_mm512_maskz_permute_ps(0xffff, (__m512)four, I * 0x55);
-}
-#elif defined(__AVX2__)
-typedef vf QuadWeights;
-TW_INLINE QuadWeights load_quad(const float* value) {
-  vf four = (vf)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(value));
-  TW_KEEP(four);
-  return four;
-}
-template <int I>
-TW_INLINE vf broadcast(QuadWeights four) {
-  return (vf)_mm256_permute_ps((__m256)four, I * 0x55);
-}
-#else
-typedef const float* QuadWeights;
-TW_INLINE QuadWeights load_quad(const float* value) { return value; }
-template <int I>
-TW_INLINE vf broadcast(QuadWeights four) {
-  return splat(four[I]);
-}
-#endif
+constexpr int kTileFloats = kTileVectors * kLanes;
 
-// The offset of column I of four (one per byte, the first in the lowest) in x, whose columns hold B floats.
-template <int I, int B>
-TW_INLINE const float* column(uint32_t four, const float* x) {
-  static_assert(B == 16 || B == 32, "the shifts are for these");
-  constexpr int kShift = B == 16 ? 6 : 7, kDown = 8 * I - kShift;  // definition
-  const uint32_t bytes = (kDown < 0 ? four << (-kDown & 31) : four >> (kDown & 31)) & (0xffu << kShift);
-  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(x) + bytes);
-}
-
-template <int I, int V, int B>
-TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf (&acc)[V]) {
-  const float* from = column<I, B>(columns, x);
-  const vf w = broadcast<I>(weights);
-#pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) acc[v] += w * load(from + v * kLanes);
-}
-
-// Multiplies the slots of R rows of a quad, starting at its row I, by V vectors of the batch B, which is a template
-// argument so that a column's address is a shift.
-template <int I, int R, int V, int B>
-TW_INLINE void rows_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
-                                const float* x, float* work) {
+// Multiplies the slots of R rows of a quad, from its row I on, by V vectors. The kernel is bound by loads: of a weight
+// into all lanes, of its input's offset, and of V vectors.
+template <int I, int R, int V>
+TW_INLINE void rows_times_tile(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
+                               const int32_t* offset, const float* x, float* work) {
   vf acc[R][V];
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[i][v] = load(work + row_at[I + i] * B + v * kLanes);
+    for (int v = 0; v < V; ++v) acc[i][v] = load(work + row_at[I + i] * kTileFloats + v * kLanes);
   }
-  for (; length > 0; --length, value += kBand, index += kBand) {
-    const QuadWeights weights = load_quad(value);
-    uint32_t columns;  // one load for all four
-    std::memcpy(&columns, index, sizeof columns);
-    add_row<I, V, B>(weights, columns, x, acc[0]);
-    add_row<I + 1, V, B>(weights, columns, x, acc[1]);
-    if constexpr (R == kQuad) {
-      add_row<2, V, B>(weights, columns, x, acc[2]);
-      add_row<3, V, B>(weights, columns, x, acc[3]);
+  for (; length > 0; --length, value += kQuad, index += kQuad) {
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) {
+      const float* from = x + offset[index[I + i]];
+#if defined(__x86_64__)
+      asm("" : "+r"(from));  // one register: addresses of two make two operations of a multiply-add
+#endif
+      vf w = splat(value[I + i]);
+      TW_KEEP(w);  // or the compiler loads it again for each vector
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[i][v] += w * load(from + v * kLanes);
     }
   }
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(work + row_at[I + i] * B + v * kLanes, acc[i][v]);
+    for (int v = 0; v < V; ++v) store(work + row_at[I + i] * kTileFloats + v * kLanes, acc[i][v]);
   }
 }
 
-// At least eight sums at a time, so that the latency of the multiply-add is hidden; as many as sixteen registers hold.
-template <int V, int B>
-TW_INLINE void quad_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
-                                const float* x, float* work) {
-  if constexpr (V <= 3) {
-    rows_times_batch<0, kQuad, V, B>(value, index, length, row_at, x, work);
+// At least eight sums at a time hide the latency of the multiply-add; sixteen need the registers of AVX-512.
+template <int V>
+TW_INLINE void quad_times_tile(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
+                               const int32_t* offset, const float* x, float* work) {
+  if constexpr (V <= 3 || kLanes == 16) {
+    rows_times_tile<0, kQuad, V>(value, index, length, row_at, offset, x, work);
   } else {
-    rows_times_batch<0, 2, V, B>(value, index, length, row_at, x, work);
-    rows_times_batch<2, 2, V, B>(value, index, length, row_at, x, work);
+    rows_times_tile<0, 2, V>(value, index, length, row_at, offset, x, work);
+    rows_times_tile<2, 2, V>(value, index, length, row_at, offset, x, work);
   }
 }
 
-template <int V, int B>
-TW_INLINE void cell_times_batch(const SparseCells<float>& a, int64_t cell, const float* x, float* work) {
-  const uint8_t* length = a.length + cell * kBlockQuads;
-  const uint8_t* row_at = a.row_at + cell * kBlockRows;
-  int64_t slot = a.start[cell];
-  for (int band = 0; band < kBlockBands; ++band, length += kBand / kQuad, row_at += kBand) {
-    const float* value = a.value + slot * kBand;
-    const uint8_t* index = a.index + slot * kBand;
-    for (int quad = 0; quad < kBand / kQuad; ++quad) {
-      if (length[quad] == 0) return;  // the remaining rows have no weights here
-      const int at = quad * kQuad;
-      quad_times_batch<V, B>(value + at, index + at, length[quad], row_at + at, x, work);
+template <int V>
+void cells_times_tile(const SparseCells<float>& a, int64_t block, const int32_t* offset, const float* x, float* work) {
+  for (int64_t cell = block * a.across; cell < (block + 1) * a.across; ++cell, offset += kTileColumns) {
+    const uint8_t* length = a.length + cell * kBlockQuads;
+    const uint8_t* row_at = a.row_at + cell * kBlockRows;
+    const float* value = a.value + a.start[cell] * kQuad;
+    const uint8_t* index = a.index + a.start[cell] * kQuad;
+    for (int quad = 0; quad < kBlockQuads && length[quad] > 0; ++quad, row_at += kQuad) {
+      quad_times_tile<V>(value, index, length[quad], row_at, offset, x, work);
+      value += length[quad] * kQuad;
+      index += length[quad] * kQuad;
     }
-    slot += length[0];
   }
 }
 
-template <int V, int B>
-void cells_times_batch(const SparseCells<float>& a, int64_t block, const float* xt, float* work) {
-  for (int64_t c = 0; c < a.across; ++c) {
-    cell_times_batch<V, B>(a, block * a.across + c, xt + c * kCellColumns * B, work);
-  }
-}
-
-// Computes the first `used` inputs of B in vectors: one pass over the weights takes as many as the registers hold.
-template <int B>
-void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int used, const SparseEpilogue& epilogue,
-              float* work) {
-  constexpr int kMost = B / kLanes < 4 ? B / kLanes : kLanes == 8 ? 4 : 2;  // definition
+void block(const SparseCells<float>& a, int64_t block, const int32_t* offset, const float* x, int vectors,
+           const float* bias, float* work) {
   const int rows = rows_of_block(a.rows, block);
   for (int row = 0; row < rows; ++row) {
-    const vf bias = splat(epilogue.bias == nullptr ? 0.0f : epilogue.bias[block * kBlockRows + row]);
-    for (int b = 0; b < B; b += kLanes) store(work + row * B + b, bias);
+    const vf first = splat(bias == nullptr ? 0.0f : bias[block * kBlockRows + row]);
+    for (int v = 0; v < vectors; ++v) store(work + row * kTileFloats + v * kLanes, first);
   }
-  for (int b = 0; b < used; b += kMost * kLanes) {
-    const int vectors_left = (used - b + kLanes - 1) / kLanes;
-    switch (vectors_left < kMost ? vectors_left : kMost) {
-      case 1:
-        cells_times_batch<1, B>(a, block, xt + b, work + b);
-        break;
-      case 2:
-        cells_times_batch < kMost<2 ? kMost : 2, B>(a, block, xt + b, work + b);
-        break;
-      case 3:
-        cells_times_batch < kMost<3 ? kMost : 3, B>(a, block, xt + b, work + b);
-        break;
-      case 4:
-        cells_times_batch<kMost, B>(a, block, xt + b, work + b);
-        break;
+  switch (vectors) {
+    case 1:
+      return cells_times_tile<1>(a, block, offset, x, work);
+    case 2:
+      return cells_times_tile<2>(a, block, offset, x, work);
+    case 3:
+      return cells_times_tile<3>(a, block, offset, x, work);
+    case 4:
+      return cells_times_tile<4>(a, block, offset, x, work);
+  }
+}
+
+// Loads four floats of the rows 0, 4, 8 ..., one row in every quarter of a vector.
+template <class Row>
+TW_INLINE vf load_quarters(Row&& row) {
+#if defined(__AVX512F__)
+  __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(row(0)));
+  v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(row(4)));
+  v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps(row(8)));
+  return (vf)_mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps(row(12)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row(0))), _mm_loadu_ps(row(4)), 1);
+#else
+  return load(row(0));
+#endif
+}
+
+// Transposes four columns of kLanes rows, row(i) being the address of the first of the four: store_column(v, column).
+template <class Row, class Store>
+TW_INLINE void transpose_quad(Row&& row, Store&& store_column) {
+  const vf r0 = load_quarters([&](int i) { return row(i); }), r1 = load_quarters([&](int i) { return row(i + 1); });
+  const vf r2 = load_quarters([&](int i) { return row(i + 2); }), r3 = load_quarters([&](int i) { return row(i + 3); });
+  const vf a = pairs_low(r0, r1), b = pairs_high(r0, r1), c = pairs_low(r2, r3), d = pairs_high(r2, r3);
+  store_column(halves_low(a, c), 0);
+  store_column(halves_high(a, c), 1);
+  store_column(halves_low(b, d), 2);
+  store_column(halves_high(b, d), 3);
+}
+
+void gather(const float* const* lanes, int64_t channels, float* to, int64_t step) {
+  int64_t c = 0;
+  for (; c + 4 <= channels; c += 4) {
+    transpose_quad([&](int i) { return lanes[i] + c; }, [&](vf v, int k) { store(to + (c + k) * step, v); });
+  }
+  for (; c < channels; ++c) {
+    for (int i = 0; i < kLanes; ++i) to[c * step + i] = lanes[i][c];
+  }
+}
+
+TW_INLINE vf get(const float* from, int count) { return count == kLanes ? load(from) : load_first(from, count); }
+TW_INLINE void put(float* to, vf v, int count) { count == kLanes ? store(to, v) : store_first(to, v, count); }
+
+// Rows [0, rows) of four pixels, which are stored at y[k], after adding residual[k] where there is one.
+template <class Activation>
+TW_INLINE void scatter_quad(const float* work, int rows, const float* const* residual, float* const* y,
+                            Activation&& activation) {
+  const auto store_rows = [&](int row, int count) __attribute__((always_inline)) {
+    transpose_quad([&](int r) { return work + (row + r) * kTileFloats; },
+                   [&](vf v, int k) {
+                     if (y[k] == nullptr) return;
+                     if (residual[k] != nullptr) v += get(residual[k] + row, count);
+                     put(y[k] + row, activation(v), count);
+                   });
+  };
+  int row = 0;
+  for (; row + kLanes <= rows; row += kLanes) store_rows(row, kLanes);
+  if (row < rows) store_rows(row, rows - row);
+}
+
+void scatter(const float* work, int rows, int vectors, const int64_t* pixel, const float* residual,
+             int64_t residual_pitch, ConvActivation activation, float* y, int64_t y_pitch) {
+  with_activation(activation, [&](auto kind) {
+    for (int i = 0; i < vectors * kLanes; i += 4) {
+      const float* residuals[4];
+      float* results[4];
+      for (int k = 0; k < 4; ++k) {
+        const int64_t p = pixel[i + k];
+        residuals[k] = residual == nullptr || p < 0 ? nullptr : residual + p * residual_pitch;
+        results[k] = p < 0 ? nullptr : y + p * y_pitch;
+      }
+      scatter_quad(work + i, rows, residuals, results, [&](vf v) { return activate<kind.value>(v, activation.slope); });
     }
-  }
-  if (epilogue.relu) {
-    for (int i = 0; i < rows * B; ++i) work[i] = relu(work[i]);
-  }
+  });
 }
 
-void block(const SparseCells<float>& a, int64_t block, const float* xt, int batch, int used,
-           const SparseEpilogue& epilogue, float* work) {
-  switch (batch) {
-    case 16:
-      block_of<16>(a, block, xt, used, epilogue, work);
-      break;
-    case 32:
-      block_of<32>(a, block, xt, used, epilogue, work);
-      break;
-  }
-}
-
-typedef float v4 __attribute__((vector_size(16)));
-
-TW_INLINE void transpose_4x4(v4 (&r)[4]) {
-  const v4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-  const v4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-  r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-  r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-  r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
-}
-
-// to[j * to_step + i] = from[i * from_step + j] for four rows and a multiple of four columns.
-TW_INLINE void transpose_rows(const float* from, int64_t from_step, int64_t columns, float* to, int64_t to_step) {
-  for (int64_t j = 0; j < columns; j += 4) {
-    v4 r[4];
-    for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from + i * from_step + j, sizeof(v4));
-    transpose_4x4(r);
-    for (int i = 0; i < 4; ++i) std::memcpy(to + (j + i) * to_step, &r[i], sizeof(v4));
-  }
-}
-
-// Writes strips of columns, so that the lines stay in the L1 cache.
-void transpose(const float* x, int64_t columns, int valid, int size, float* xt) {
-  constexpr int64_t kStrip = 64;
-  if (valid < size) std::memset(xt, 0, sizeof(float) * columns * size);
-  const int64_t full_rows = valid / 4 * 4;
-  for (int64_t c = 0; c < columns; c += kStrip) {
-    const int64_t n = columns - c < kStrip ? columns - c : kStrip, full = n / 4 * 4;
-    for (int64_t i = 0; i < full_rows; i += 4) {
-      transpose_rows(x + i * columns + c, columns, full, xt + c * size + i, size);
+bool finite(const float* x, int64_t pitch, int64_t rows, int64_t columns) {
+  vf sums[4] = {};  // zero times infinity or NaN is NaN; several sums hide the latency of the additions
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* at = x + row * pitch;
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= columns; i += 4 * kLanes) {
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) sums[k] += load(at + i + k * kLanes) * 0.0f;
     }
-    for (int64_t i = 0; i < valid; ++i) {
-      for (int64_t j = i < full_rows ? full : 0; j < n; ++j) xt[(c + j) * size + i] = x[i * columns + c + j];
-    }
+    for (; i < columns; i += kLanes) sums[0] += get(at + i, static_cast<int>(smaller(kLanes, columns - i))) * 0.0f;
   }
-}
-
-void patches(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count, int batch,
-             float* xt) {
-  for (int64_t c = 0; c < columns; ++c, xt += batch) {
-    for (int k = 0; k < count; ++k) {
-      const float* from = x + column_offset[c] + runs[k].from;
-      float* to = xt + runs[k].to;
-      int i = 0;
-      for (; i + kLanes <= runs[k].count; i += kLanes) store(to + i, load(from + i));
-      if (i < runs[k].count) store(to + i, load_first(from + i, runs[k].count - i));
-    }
-  }
-}
-
-void scatter_columns(const float* work, int rows, int batch, int valid, float* y, int64_t y_step) {
-  const int full = valid / 4 * 4, full_rows = rows / 4 * 4;
-  for (int b = 0; b < full; b += 4) {
-    for (int i = 0; i < full_rows; i += 4) transpose_rows(work + i * batch + b, batch, 4, y + b * y_step + i, y_step);
-  }
-  for (int i = 0; i < rows; ++i) {
-    for (int b = i < full_rows ? full : 0; b < valid; ++b) y[b * y_step + i] = work[i * batch + b];
-  }
+  return sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3])) == 0.0f;
 }
 
 }  // namespace
 
-const SparseKernels sparse = {vectors, transpose, patches, block, scatter_columns};
+const SparseKernels sparse = {kLanes, vectors, gather, block, scatter, finite};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -98,26 +98,15 @@ void vectors(const SparseStrips& a, const float* x, int64_t x_step, int count, f
   }
 }
 
-// Returns whether all values are finite: zero times infinity or NaN is NaN, so the sum of products shows either.
-bool finite(const float* x, int64_t count) {
-  vf remainder = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int n = count - i < kLanes ? static_cast<int>(count - i) : kLanes;
-    remainder += load_first(x + i, n) * 0.0f;
-  }
-  return sum_lanes(remainder) == 0.0f;
-}
-
 #else
 
 constexpr auto vectors = nullptr;
-constexpr auto finite = nullptr;
 
 #endif
 
 }  // namespace
 
-const SparseStripKernels sparse_strips = {vectors, finite};
+const SparseStripKernels sparse_strips = {vectors};
 
 }  // namespace TW_ISA
 }  // namespace tw

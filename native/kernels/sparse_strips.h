@@ -36,8 +36,6 @@ struct SparseStripKernels {
   // padded to whole strips. Null where the kernels of sparse.h are faster.
   void (*vectors)(const SparseStrips& a, const float* x, int64_t x_step, int vectors, float* y, int64_t y_step,
                   const SparseEpilogue& epilogue, int64_t first, int64_t last);
-  // True when none of the numbers is infinite or NaN.
-  bool (*finite)(const float* x, int64_t count);
 };
 
 TW_TABLE(SparseStripKernels, sparse_strips)

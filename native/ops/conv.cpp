@@ -180,7 +180,8 @@ class FloatConv : public Op {
   std::unique_ptr<Op> fuse_with(const Op& reader) const override {
     const auto* conv = dynamic_cast<const FloatConv*>(&reader);
     const bool fits = conv != nullptr && next_ == nullptr && conv->next_ == nullptr &&
-                      conv->algorithm_ == ConvAlgorithm::direct && layer_->pairs_with(*conv->layer_);
+                      algorithm_ == ConvAlgorithm::direct && conv->algorithm_ == ConvAlgorithm::direct &&
+                      layer_->pairs_with(*conv->layer_);
     return fits ? std::make_unique<FloatConv>(layer_, ConvAlgorithm::direct, conv->layer_) : nullptr;
   }
 
@@ -201,7 +202,8 @@ class FloatConv : public Op {
 
 class FloatLinear : public Op {
  public:
-  explicit FloatLinear(std::shared_ptr<const FloatLinearLayer> layer) : layer_(std::move(layer)) {}
+  FloatLinear(std::shared_ptr<const FloatLinearLayer> layer, ConvAlgorithm algorithm)
+      : layer_(std::move(layer)), algorithm_(algorithm) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(!in[0].is_integer() && in[0].height * in[0].width == 1 && in[0].channels == layer_->inputs(),
@@ -213,11 +215,14 @@ class FloatLinear : public Op {
   int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->inputs(); }
 
   void run(const OpCall& call) const override {
-    layer_->run(call.in[0].floats(call.batch), call.out.floats(call.batch));
+    layer_->run(algorithm_, call.in[0].floats(call.batch), call.out.floats(call.batch));
   }
+
+  ConvAlgorithm algorithm() const { return algorithm_; }
 
  private:
   std::shared_ptr<const FloatLinearLayer> layer_;
+  ConvAlgorithm algorithm_;
 };
 
 // A linear layer with int8 weights on pixels that were quantized by their own scales: act(x w + bias + residual).
@@ -281,11 +286,13 @@ OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu
 OpPtr dynamic_linear_op(std::shared_ptr<const Int8Layer> layer, ConvActivation activation) {
   return std::make_unique<DynamicLinear>(std::move(layer), activation);
 }
-OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer) {
-  return std::make_unique<FloatLinear>(std::move(layer));
+OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer, int64_t rows, ConvAlgorithm preferred) {
+  const ConvAlgorithm algorithm = layer->prepare(rows, preferred);
+  return std::make_unique<FloatLinear>(std::move(layer), algorithm);
 }
 
 ConvAlgorithm algorithm_of(const Op& op) {
+  if (const auto* linear = dynamic_cast<const FloatLinear*>(&op)) return linear->algorithm();
   const auto* conv = dynamic_cast<const FloatConv*>(&op);
   return conv == nullptr ? ConvAlgorithm::automatic : conv->algorithm();
 }

@@ -18,6 +18,14 @@ Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
   return to;
 }
 
+int64_t nonzeros_of(const float* weights, int64_t count) { return count - std::count(weights, weights + count, 0.0f); }
+
+bool is_finite(const LastImage& x) {
+  const bool planes = x.pitch == 0;
+  const int64_t columns = planes ? x.pixels() * x.c : x.c;
+  return active_sparse().finite(x.data, planes ? columns : x.pitch, planes ? 1 : x.pixels(), columns);
+}
+
 // The number of outputs along one side; -1 where none fits.
 int64_t output_size(int64_t size, int64_t before, int64_t after, int64_t reach, int64_t stride) {
   const int64_t last = size + before + after - reach;
@@ -42,7 +50,10 @@ FloatConvLayer::FloatConvLayer(const float* weights, const int64_t shape[4], con
         "this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
   }
   if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
-  if (!is_meta_) weights_ = copy_padded(weights, count(), 0);
+  if (!is_meta_) {
+    weights_ = copy_padded(weights, count(), 0);
+    nonzeros_ = nonzeros_of(weights, count());
+  }
   if (bias != nullptr) bias_ = copy_padded(bias, o_, kVectorFloats);
 }
 
@@ -85,8 +96,13 @@ FloatConvLayer::Packed& FloatConvLayer::slot(ConvAlgorithm algorithm) const {
   return packed_[static_cast<int>(algorithm) - static_cast<int>(ConvAlgorithm::direct)][static_cast<int>(active_isa())];
 }
 
-// Recovers released weights from their Winograd transform, for images with numbers that Winograd cannot process.
+// Recovers released weights from their packed form, for images with numbers that its algorithm cannot process.
 Buffer<float> FloatConvLayer::unpacked_weights(const ConvShape& s) const {
+  if (sparse_ != nullptr) {
+    Buffer<float> raw(static_cast<std::size_t>(count()));
+    sparse_->to_dense(raw.data());
+    return raw;
+  }
   for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd_late, ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
     const Packed& p = slot(algorithm);
     if (p.floats.size() == 0) continue;
@@ -119,6 +135,14 @@ const FloatConvLayer::Packed& FloatConvLayer::packed(ConvAlgorithm algorithm, co
 ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm preferred) const {
   const bool applies = preferred == ConvAlgorithm::direct || (transforms(preferred) && winograd_applies(s));
   const ConvAlgorithm algorithm = applies ? preferred : choose_algorithm(s);
+  const bool can_skip = !is_meta_ && s.groups == 1;
+  if (can_skip && (preferred == ConvAlgorithm::sparse || PackedSparse::pays(s, algorithm, nonzeros_))) {
+    std::call_once(sparse_once_, [&] {
+      const bool is_small_m = kh_ * kw_ == 1 && PackedSparse::is_small_batch(s.n * s.oh * s.ow);
+      sparse_ = std::make_unique<PackedSparse>(weights_.data(), o_, count() / o_, !is_small_m);
+    });
+    return ConvAlgorithm::sparse;
+  }
   if (is_meta_ || packed(algorithm, s).usable) return algorithm;
   packed(ConvAlgorithm::direct, s);
   return ConvAlgorithm::direct;
@@ -130,6 +154,8 @@ void FloatConvLayer::run(ConvAlgorithm algorithm, const LastImage& x, const Last
   const ConvEpilogue e{bias_.data(), residual == nullptr ? nullptr : residual->data, activation_};
   const ConvLayout layout{x.pitch, y.pitch, residual == nullptr ? 0 : residual->pitch};
   if (s.n == 0) return;
+  // A zero weight times infinity is NaN, which only the algorithms that multiply by zeros give.
+  if (algorithm == ConvAlgorithm::sparse && is_finite(x)) return sparse_->convolve(s, x.data, e, layout, y.data);
   if (transforms(algorithm)) {
     const Packed& p = packed(algorithm, s);
     const ConvTile tile = resolved_tile(s, algorithm);
@@ -163,14 +189,32 @@ void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, co
 FloatLinearLayer::FloatLinearLayer(const float* weights, int64_t out, int64_t in, const float* bias,
                                    ConvActivation activation)
     : out_(out), in_(in), activation_(activation) {
-  if (weights != nullptr) weights_ = copy_padded(weights, out * in, 0);
+  if (weights != nullptr) {
+    weights_ = copy_padded(weights, out * in, 0);
+    nonzeros_ = nonzeros_of(weights, out * in);
+  }
   if (bias != nullptr) bias_ = copy_padded(bias, out, 0);
 }
 
-void FloatLinearLayer::run(const LastImage& x, const LastImage& y) const {
+ConvAlgorithm FloatLinearLayer::prepare(int64_t rows, ConvAlgorithm preferred) const {
+  const bool is_meta = weights_.size() == 0;
+  const bool skips = preferred == ConvAlgorithm::sparse ||
+                     (!is_meta && PackedSparse::pays(shape(rows), ConvAlgorithm::direct, nonzeros_));
+  if (is_meta || !skips) return ConvAlgorithm::automatic;
+  std::call_once(sparse_once_, [&] {
+    sparse_ = std::make_unique<PackedSparse>(weights_.data(), out_, in_, !PackedSparse::is_small_batch(rows));
+  });
+  return ConvAlgorithm::sparse;
+}
+
+void FloatLinearLayer::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage& y) const {
+  const int64_t x_pitch = x.pitch == 0 ? in_ : x.pitch;
+  if (algorithm == ConvAlgorithm::sparse && active_sparse().finite(x.data, x_pitch, x.n, in_)) {
+    return sparse_->convolve(shape(x.n), x.data, {bias_.data(), nullptr, activation_}, {x_pitch, y.pitch, 0}, y.data);
+  }
   Gemm g;
   g.m = x.n, g.n = out_, g.k = in_;
-  g.a = x.data, g.a_row = x.pitch == 0 ? in_ : x.pitch, g.a_col = 1;
+  g.a = x.data, g.a_row = x_pitch, g.a_col = 1;
   g.b = weights_.data(), g.b_row = 1, g.b_col = in_;
   g.c = y.data, g.c_row = y.pitch;
   g.epilogue.bias = bias_.data();

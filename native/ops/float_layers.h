@@ -9,6 +9,7 @@
 
 #include "common/alloc.h"
 #include "common/convolution.h"
+#include "common/sparse_matrix.h"
 #include "kernels/channels_last.h"
 
 namespace tw {
@@ -28,7 +29,7 @@ class FloatConvLayer {
   ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w) const;
 
   // Packs the weights for images of this shape. Returns the algorithm: the requested one where it applies, else the
-  // default.
+  // default, or the sparse one where enough weights are zero.
   ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm preferred) const;
 
   // act(conv(x) + bias + residual); residual may be null; `algorithm` is what `prepare` returned. Throws
@@ -62,8 +63,11 @@ class FloatConvLayer {
   ConvActivation activation_;
   bool is_meta_;
   Buffer<float> weights_, bias_;  // a vector of zeros follows the bias
-  mutable std::mutex mutex_;      // protects weights_
+  int64_t nonzeros_ = 0;
+  mutable std::mutex mutex_;  // protects weights_
   mutable Packed packed_[4][3];
+  mutable std::once_flag sparse_once_;
+  mutable std::unique_ptr<const PackedSparse> sparse_;  // for all instruction sets
 };
 
 class FloatLinearLayer {
@@ -73,12 +77,18 @@ class FloatLinearLayer {
 
   int64_t inputs() const { return in_; }
   int64_t outputs() const { return out_; }
-  void run(const LastImage& x, const LastImage& y) const;  // one pixel an image
+  // Packs the weights for so many rows. Returns the algorithm: sparse where enough weights are zero, else automatic.
+  ConvAlgorithm prepare(int64_t rows, ConvAlgorithm preferred) const;
+  void run(ConvAlgorithm algorithm, const LastImage& x, const LastImage& y) const;  // one pixel an image
 
  private:
-  int64_t out_, in_;
+  ConvShape shape(int64_t rows) const { return {rows, in_, 1, 1, out_, 1, 1, 1, 1, 0, 0, 1, 1, 1}; }
+
+  int64_t out_, in_, nonzeros_ = 0;
   ConvActivation activation_;
   Buffer<float> weights_, bias_;
+  mutable std::once_flag sparse_once_;
+  mutable std::unique_ptr<const PackedSparse> sparse_;
 };
 
 }  // namespace tw

@@ -43,10 +43,10 @@ OpPtr conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int 
 OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding);
 OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm preferred);
 OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
-OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer);
+OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer, int64_t rows, ConvAlgorithm preferred);
 // Inputs: the result of `quantize_rows_op`, and perhaps a residual of floats. The result is floats.
 OpPtr dynamic_linear_op(std::shared_ptr<const Int8Layer> layer, ConvActivation activation);
-ConvAlgorithm algorithm_of(const Op& op);  // of a float convolution; else `automatic`
+ConvAlgorithm algorithm_of(const Op& op);  // of a float convolution or linear layer; else `automatic`
 
 // --- pool.cpp ---
 OpPtr pool_op(const PoolWindow& window, bool mean, int padding);

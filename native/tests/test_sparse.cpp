@@ -46,7 +46,7 @@ void check_linear(int64_t rows, int64_t columns, double density) {
     tw::SparseEpilogue epilogue;
     epilogue.bias = batch % 2 ? bias.data() : nullptr;
     epilogue.relu = batch % 3 == 0;
-    packed.times_rows(x.data(), batch, y.data(), epilogue);
+    packed.times_rows(x.data(), columns, batch, epilogue, y.data(), rows);
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t r = 0; r < rows; ++r) {
         double sum = batch % 2 ? bias[static_cast<std::size_t>(r)] : 0.0, size = 1.0;
@@ -87,31 +87,58 @@ void check_int8(int64_t rows, int64_t columns, double density) {
   }
 }
 
-void check_convolution(const tw::SparseConvShape& s, int64_t filters) {
-  const int64_t columns = s.channels * s.kernel_height * s.kernel_width;
-  const std::vector<float> w = pruned(filters, columns, 0.3), x = numbers(s.images * s.channels * s.height * s.width);
-  const tw::PackedSparse packed(w.data(), filters, columns);
-  std::vector<float> y(static_cast<std::size_t>(s.images * filters * s.out_height() * s.out_width()));
-  packed.convolve(s, x.data(), y.data(), {});
-  std::size_t at = 0;
-  for (int64_t n = 0; n < s.images; ++n) {
-    for (int64_t f = 0; f < filters; ++f) {
-      for (int64_t oy = 0; oy < s.out_height(); ++oy) {
-        for (int64_t ox = 0; ox < s.out_width(); ++ox, ++at) {
-          double sum = 0.0;
-          for (int64_t c = 0; c < columns; ++c) {
-            const int64_t channel = c / (s.kernel_height * s.kernel_width), k = c % (s.kernel_height * s.kernel_width);
-            const int64_t iy = oy * s.stride_y - s.pad_y + k / s.kernel_width;
-            const int64_t ix = ox * s.stride_x - s.pad_x + k % s.kernel_width;
-            if (iy < 0 || iy >= s.height || ix < 0 || ix >= s.width) continue;
-            sum += double{w[static_cast<std::size_t>(f * columns + c)]} *
-                   x[static_cast<std::size_t>(((n * s.channels + channel) * s.height + iy) * s.width + ix)];
+// Element (n, c, y, x) of images with channels last and `pitch` floats per pixel, or of planes if it is 0.
+int64_t offset_of(int64_t n, int64_t c, int64_t y, int64_t x, int64_t channels, int64_t h, int64_t w, int64_t pitch) {
+  return pitch == 0 ? ((n * channels + c) * h + y) * w + x : ((n * h + y) * w + x) * pitch + c;
+}
+
+int64_t size_of(int64_t n, int64_t c, int64_t h, int64_t w, int64_t pitch) {
+  return pitch == 0 ? n * c * h * w : (n * h * w - 1) * pitch + c;  // nothing after the last channel
+}
+
+void check_convolution(const tw::ConvShape& s, bool planes, bool adds, tw::ConvActivation activation) {
+  const int64_t columns = s.c * s.kh * s.kw, x_pitch = planes ? 0 : s.c + 3, y_pitch = s.o + 5;
+  const std::vector<float> w = pruned(s.o, columns, 0.3), bias = numbers(s.o);
+  const std::vector<float> x = numbers(size_of(s.n, s.c, s.h, s.w, x_pitch));
+  const std::vector<float> residual = numbers(size_of(s.n, s.o, s.oh, s.ow, s.o));
+  std::vector<float> y(static_cast<std::size_t>(size_of(s.n, s.o, s.oh, s.ow, y_pitch)), -7.0f);
+  const tw::PackedSparse packed(w.data(), s.o, columns, true);
+  packed.convolve(s, x.data(), {bias.data(), adds ? residual.data() : nullptr, activation}, {x_pitch, y_pitch, s.o},
+                  y.data());
+  for (int64_t n = 0; n < s.n; ++n) {
+    for (int64_t o = 0; o < s.o; ++o) {
+      for (int64_t oy = 0; oy < s.oh; ++oy) {
+        for (int64_t ox = 0; ox < s.ow; ++ox) {
+          double sum = bias[static_cast<std::size_t>(o)];
+          for (int64_t column = 0; column < columns; ++column) {
+            const int64_t c = column / (s.kh * s.kw), ky = column / s.kw % s.kh, kx = column % s.kw;
+            const int64_t iy = oy * s.sh - s.ph + ky * s.dh, ix = ox * s.sw - s.pw + kx * s.dw;
+            if (iy < 0 || iy >= s.h || ix < 0 || ix >= s.w) continue;
+            sum += double{w[static_cast<std::size_t>(o * columns + column)]} *
+                   x[static_cast<std::size_t>(offset_of(n, c, iy, ix, s.c, s.h, s.w, x_pitch))];
           }
-          TW_CHECK(std::fabs(y[at] - sum) <= 1e-4);
+          const auto at = [&](int64_t pitch) {
+            return static_cast<std::size_t>(offset_of(n, o, oy, ox, s.o, s.oh, s.ow, pitch));
+          };
+          if (adds) sum += residual[at(s.o)];
+          if (activation == tw::ConvActivation::relu) sum = std::max(sum, 0.0);
+          TW_CHECK(std::fabs(y[at(y_pitch)] - sum) <= 1e-4);
         }
       }
     }
   }
+  for (int64_t p = 0; p + 1 < s.n * s.oh * s.ow; ++p) {
+    for (int64_t i = s.o; i < y_pitch; ++i) TW_CHECK(y[static_cast<std::size_t>(p * y_pitch + i)] == -7.0f);
+  }
+}
+
+// `after`: padding at the bottom and right.
+tw::ConvShape conv_shape(int64_t n, int64_t c, int64_t h, int64_t w, int64_t o, int64_t kernel, int64_t stride,
+                         int64_t dilation, int64_t before, int64_t after) {
+  tw::ConvShape s{n, c, h, w, o, kernel, kernel, stride, stride, before, before, 1, 0, 0, dilation, dilation};
+  s.oh = (h + before + after - s.reach_h()) / stride + 1;
+  s.ow = (w + before + after - s.reach_w()) / stride + 1;
+  return s;
 }
 
 }  // namespace
@@ -136,19 +163,19 @@ TW_TEST(sparse_int8_products_are_exact) {
 }
 
 TW_TEST(sparse_convolutions_equal_the_dense_ones) {
-  for (const int64_t stride : {1, 2}) {
-    for (const int64_t pad : {0, 1}) {
-      tw::SparseConvShape s;
-      s.images = 2;
-      s.channels = 5;
-      s.height = 7;
-      s.width = 9;
-      s.kernel_height = s.kernel_width = 3;
-      s.stride_y = s.stride_x = stride;
-      s.pad_y = s.pad_x = pad;
-      check_convolution(s, 130);
-      s.kernel_height = s.kernel_width = 1;
-      check_convolution(s, 6);
+  const tw::ConvActivation none = tw::ConvActivation::none, relu = tw::ConvActivation::relu;
+  for (const bool planes : {false, true}) {
+    for (const int64_t stride : {1, 2, 3}) {
+      for (const int64_t dilation : {1, 2}) {
+        check_convolution(conv_shape(2, 5, 9, 11, 130, 3, stride, dilation, 1, 2), planes, true, relu);
+        check_convolution(conv_shape(1, 4, 9, 12, 6, 3, stride, dilation, 0, 0), planes, false, none);
+      }
+      check_convolution(conv_shape(2, 7, 7, 9, 6, 1, stride, 1, 0, 0), planes, false, relu);
+      check_convolution(conv_shape(3, 7, 5, 6, 20, 1, stride, 1, 1, 0), planes, true, none);
     }
+    check_convolution(conv_shape(1, 3, 40, 37, 33, 5, 1, 1, 2, 2), planes, true, relu);
+    check_convolution(conv_shape(70, 40, 1, 1, 9, 1, 1, 1, 0, 0), planes, true, none);
+    for (const int64_t rows : {1, 3, 5})
+      check_convolution(conv_shape(rows, 70, 1, 1, 9, 1, 1, 1, 0, 0), planes, true, relu);
   }
 }

@@ -50,6 +50,8 @@ class Sketch:
     def add(self, kind: str, *inputs: int, **settings: Any) -> int:
         """Append an operation; returns the number of its value. Settings that are None are left out."""
         options = {name: value for name, value in settings.items() if value is not None}
+        if kind in ("conv", "conv_transpose", "linear") and self.chance(0.25):
+            options["zeros"] = self.one_of(0.6, 0.8, 0.95)  # which lets a plan skip them
         tensors = [self.values[i] for i in inputs]
         try:
             layer = KINDS[kind].layer(options, *(t.shape for t in tensors)).eval()

@@ -55,7 +55,12 @@ def numbers(settings: Settings, *shape: int) -> Array:
 
 def with_weights(layer: Any, settings: Settings, fan_in: int) -> nn.Module:
     """Weights that keep the variance of what is multiplied, and biases that do not drown it."""
-    layer.weight.data = numbers(settings, *layer.weight.shape) / np.float32(math.sqrt(fan_in))
+    weight = numbers(settings, *layer.weight.shape) / np.float32(math.sqrt(fan_in))
+    if "zeros" in settings:  # at least the first weight of every filter stays
+        is_zero = np.random.default_rng(settings.get("seed", 0)).random(weight.shape) < settings["zeros"]
+        is_zero.reshape(len(weight), -1)[:, 0] = False
+        weight[is_zero] = 0
+    layer.weight.data = weight
     if layer.bias is not None:
         layer.bias.data = np.float32(0.2) * numbers(settings, *layer.bias.shape)
     return layer

@@ -72,6 +72,7 @@ class Conditions:
     int8_of_file: bool  # INT8 starts from the network that was loaded from the ONNX file
     own_onnx: bool  # the file is written by tilewise, and else by `onnx_file`
     runtime: bool  # ONNX Runtime runs the file too
+    sparse: bool  # plans skip zero weights, even where multiplying them costs less
     integers: bool  # INT8 is compared with NumPy, other threads and instruction sets, and a saved model
     int16_share: float  # of the activations, where INT8 has no bound; which ones is drawn
 
@@ -90,6 +91,7 @@ class Conditions:
             integers=bool(rng.random() < 0.3),
             int8_of_file=bool(rng.random() < 0.25),
             int16_share=[0.0, 0.0, 0.5, 1.0][rng.integers(4)],
+            sparse=any("zeros" in op.settings for op in program.ops),
         )
 
 
@@ -102,10 +104,12 @@ def applied(conditions: Conditions) -> Iterator[None]:
     isa, threads = native.isa(), native.num_threads()
     native.set_isa(conditions.isa)
     native.set_num_threads(conditions.threads)
+    native.prefer_sparse(conditions.sparse)
     emulate_machine(native, conditions.machine or machine_override())
     try:
         yield
     finally:
+        native.prefer_sparse(False)
         native.set_isa(isa)
         native.set_num_threads(threads)
         emulate_machine(native, machine_override())

@@ -259,6 +259,11 @@ def test_weights_in_memory_are_small_though_rows_differ_in_length(spread: float)
     assert SparseLinear.from_weights(w, always_sparse=True).nbytes <= 0.45 * w.nbytes
 
 
+def test_the_slower_kernel_is_never_said_to_run() -> None:
+    assert str(KernelChoice(447e-6, 411e-6, "batch 1")) == "dense: sparse 447 µs, dense 411 µs at batch 1"
+    assert str(KernelChoice(411e-6, 411e-6, "batch 1")).startswith("sparse: ")  # which needs less memory
+
+
 def test_sparse_layers_convert_save_and_load(tmp_path) -> None:
     w = MagnitudePruner().prune(weights(256, 200), 0.7)
     layer = SparseLinear.from_weights(w, weights(256))

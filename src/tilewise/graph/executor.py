@@ -35,8 +35,8 @@ class NativeCall:
     ops: dict[int, tuple[Op, list[Shape]]] = field(default_factory=dict)
 
     def algorithms(self) -> list[tuple[str, str]]:
-        """List the layer and algorithm of every convolution."""
-        return [(op.layer, op.algorithm) for op, _ in self.ops.values() if op.kind == "conv"]
+        """List the layer and algorithm of every convolution and of every sparse linear layer."""
+        return [(op.layer, op.algorithm) for op, _ in self.ops.values() if op.algorithm]
 
     def run(self, values: dict[int, Array]) -> None:
         """Run the compiled segment and store its results under their value numbers."""

@@ -115,7 +115,8 @@ class Plan:
     @property
     def algorithms(self) -> list[tuple[str, str]]:
         """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)),
-        "winograd2" (F(2x2, 3x3)) or "winograd_late" (F(4x4, 3x3), filters transformed as they are used)."""
+        "winograd2" (F(2x2, 3x3)), "winograd_late" (F(4x4, 3x3), filters transformed as they are used) or "sparse" (zero
+        weights skipped). Linear layers are listed if they are sparse."""
         return [pair for call in self._last_calls if isinstance(call, NativeCall) for pair in call.algorithms()]
 
     @property

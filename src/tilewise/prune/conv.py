@@ -1,9 +1,8 @@
 """`SparseConv2d`: a convolution that stores and multiplies only its non-zero weights.
 
-The weights are those of a linear layer over patches (channel, filter row, filter column); the compiled kernel gathers
-a tile of patches at a time and multiplies it as a batch. The dense convolution of 3×3 filters uses Winograd's algorithm
-and needs less than half the multiplications, so the layer times both for each image size, and `explain()` says which
-one it uses and why.
+The weights are those of a linear layer over patches (channel, filter row, filter column). The dense convolution of 3×3
+filters uses Winograd's algorithm and needs less than half the multiplications, so a plan compares the costs of both.
+Outside of a plan, the layer times both for each image size, and `explain()` says which one it uses and why.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._events import tracers
 from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, type_name
 from tilewise.nn import BatchNorm2d, Conv2d, Module
+from tilewise.nn import functional as F
 from tilewise.nn.layers import Rng, fold_batch_norm, fusable_activation
 from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.masks import MagnitudePruner, checked_weights
@@ -117,6 +118,11 @@ class SparseConv2d(SparseLayer):
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         """Convolve images (N, C, H, W); then add the residual and apply the activation, if any."""
+        if tracers and isinstance(x, Tensor):  # the plan chooses the kernel
+            bias = None if self.float_bias is None else Tensor(self.float_bias)
+            geometry: dict[str, Any] = {"stride": self.stride, "padding": self.padding}
+            weight = Tensor(self.weights())
+            return F.conv2d(x, weight, bias, **geometry, activation=activation, residual=residual)
         reject_gradient(x)
         values = np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, np.float32)
         self._check(values.shape)
@@ -152,8 +158,8 @@ class SparseConv2d(SparseLayer):
     def _sparse_product(self, x: Array, relu: bool = False) -> Array:
         """Convolve with the sparse kernel, which skips zero weights."""
         kernel: Any = self._kernel
-        out: Array = kernel.convolve(x, *self.kernel_size, *self.stride, *self.padding, relu)
-        return out
+        channels_last: Array = kernel.convolve(x, *self.kernel_size, *self.stride, *self.padding, relu)
+        return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
 
     def weights(self) -> Array:
         """Return the weights as a dense array (F, C, kh, kw)."""

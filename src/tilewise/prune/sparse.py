@@ -1,7 +1,8 @@
 """Sparse linear layers, and the conversion of pruned models to sparse layers.
 
-`SparseLinear` stores only the non-zero weights, in the format of the compiled kernels. For each batch size it times its
-kernel against the dense product once and uses the faster one; `explain()` says which one and why.
+`SparseLinear` stores only the non-zero weights, in the format of the compiled kernels. A plan chooses the kernel of
+each layer by its cost. Outside of a plan, the layer times its kernel against the dense product once for each batch size
+and uses the faster one; `explain()` says which one and why.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, ShapeError, type_name
+from tilewise.errors import ConfigurationError, ShapeError, TilewiseError, type_name
+from tilewise.graph.plan import compile
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, MultiHeadAttention, Sequential
+from tilewise.nn import functional as F
 from tilewise.nn.layers import Rng
 from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
@@ -91,6 +94,10 @@ class SparseLinear(SparseMatrixLayer):
 
         return csr_matrix(self._kernel.to_dense())
 
+    def _record(self, x: Tensor, activation: str | None, residual: Any) -> Tensor:
+        bias = None if self.float_bias is None else Tensor(self.float_bias)
+        return F.linear(x, Tensor(self.weights()), bias, activation=activation, residual=residual)
+
     def _dense_product(self, rows: Array, relu: bool) -> Array:
         """Multiply by the weights in dense form, unpacking them on first use."""
         if self._dense is None:
@@ -144,9 +151,10 @@ class SparseAttention(MultiHeadAttention):
 def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module:
     """Copy a pruned model and convert its linear and convolution layers with at least this sparsity to sparse layers.
 
-    With `sample`, a batch of inputs, the copy runs once, and layers whose dense kernel is faster stay dense, so that
-    they need no extra memory. The copy's attribute `sparse_report` explains the choice for each layer. A GPT with
-    sparse layers generates text with sparse matrix-vector products; a sample of one token, [[0]], is timed as it does.
+    A plan of the copy takes the sparse kernel of each layer where it costs less than the dense one; so does a plan of
+    the pruned model itself. The copy stores no zeros. With `sample`, a batch of inputs, the copy is planned once:
+    layers whose dense kernel costs less become dense layers, and the copy's attribute `sparse_report` says so. A GPT
+    with sparse layers generates text with sparse matrix-vector products; plan it for a sample of one token, [[0]].
 
     The copy is for inference: a batch norm in eval mode after a convolution is folded into its weights. Convolutions
     with groups stay dense.
@@ -158,17 +166,34 @@ def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module
         _replace(out, at_least)
     report: dict[str, str] = {}
     if sample is not None:
-        with no_grad():
-            x = sample.data if isinstance(sample, Tensor) else np.asarray(sample)
-            out(Tensor(x) if x.dtype.kind == "f" else x)
+        x = np.asarray(sample.data if isinstance(sample, Tensor) else sample)
         layers = {name: m for name, m in out.named_modules() if isinstance(m, SparseLinear | SparseConv2d)}
-        for name, layer in layers.items():
-            for text in list(layer.explain().values())[-1:]:
-                report[name] = text
-                if text.startswith("dense"):
-                    out = _with_layer(out, name, layer.to_dense().eval())
+        for name, text in _choices(out, layers, x).items():
+            report[name] = text
+            if text.startswith("dense"):
+                out = _with_layer(out, name, layers[name].to_dense().eval())
+            elif text.endswith("are multiplied"):  # a plan chose, so the layer need not time its kernels
+                layers[name].stay_sparse()
     object.__setattr__(out, "sparse_report", report)
     return out
+
+
+def _choices(model: Module, layers: dict[str, Any], x: Array) -> dict[str, str]:
+    """Say for every sparse layer which kernel it uses for an input: the one of a plan, or without one the faster."""
+    try:
+        planned = set(compile(model, x).algorithms)
+    except TilewiseError:  # the model has no plan
+        with no_grad():
+            model(Tensor(x) if x.dtype.kind == "f" else x)
+        explained = {name: list(layer.explain().values())[-1:] for name, layer in layers.items()}
+        return {name: texts[0] for name, texts in explained.items() if texts}
+    counts = {name: f"{layer.nonzeros:,} of {layer.size:,} weights" for name, layer in layers.items()}
+    return {
+        name: f"sparse: {counts[name]} are multiplied"
+        if (name, "sparse") in planned
+        else f"dense: its sparse kernel would cost more with {counts[name]}"
+        for name in layers
+    }
 
 
 def _with_layer(model: Module, name: str, layer: Module) -> Module:

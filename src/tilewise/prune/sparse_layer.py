@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._events import recorders
+from tilewise._events import recorders, tracers
 from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError, ShapeError
@@ -39,10 +39,8 @@ class KernelChoice:
 
     @property
     def dense(self) -> bool:
-        # Equal kernels stay sparse, which needs less memory. The mlp's first layer has equal kernels at two threads
-        # (15 to 18 us); the model is 1.4 times as fast if that layer is sparse, and 0.85 if it is dense.
-        """Tell whether the dense kernel is used: it must be at least 10 % faster."""
-        return self.dense_s < 0.9 * self.sparse_s
+        """Tell whether the dense kernel is used, because it is faster."""
+        return self.dense_s < self.sparse_s
 
     def __str__(self) -> str:
         if np.isinf(self.sparse_s):
@@ -81,6 +79,7 @@ class SparseLayer(FusibleLayer):
 
     description: str  # for error messages
     format: str  # format name in its file
+    size: int  # weights, zeros included
     sizes: tuple[int, ...]  # upper bounds of the batch-size classes that are timed separately
     _kernel: Any
     _dense: Any
@@ -88,13 +87,18 @@ class SparseLayer(FusibleLayer):
     def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
         """Set the attributes that all sparse layers have, such as the bias and the number of nonzeros."""
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        self.nonzeros, self._size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
+        self.nonzeros, self.size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
         self._dense = None
         self._choices: dict[Any, KernelChoice] = {}
 
+    def stay_sparse(self) -> None:
+        """Use the sparse kernel for every input, and free the dense weights that were made to time it."""
+        self.always_sparse, self._dense = True, None
+        self._choices.clear()
+
     @property
     def sparsity(self) -> float:
-        return 1 - self.nonzeros / self._size if self._size else 0.0
+        return 1 - self.nonzeros / self.size if self.size else 0.0
 
     @property
     def nbytes(self) -> int:
@@ -111,6 +115,10 @@ class SparseLayer(FusibleLayer):
         """Run this layer with the activation after it; returns how many layers were used."""
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
+
+    def _record(self, x: Tensor, activation: str | None, residual: Any) -> Tensor | None:
+        """Compute with dense weights while a trace records: its plan chooses the kernel. None if the layer cannot."""
+        return None
 
     def _size_class(self, batch: int) -> int:
         """Return the index of the batch-size range for which one kernel choice is remembered."""
@@ -178,8 +186,15 @@ class SparseMatrixLayer(SparseLayer):
         self.out_features, self.in_features = weight.shape
         self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
 
+    def stay_sparse(self) -> None:
+        """Forget also the choices by input shape."""
+        super().stay_sparse()
+        self._dense_for.clear()
+
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         """Compute x @ weight.T + bias, with residual and activation; known shapes skip checks and conversions."""
+        if tracers and isinstance(x, Tensor) and (recorded := self._record(x, activation, residual)) is not None:
+            return recorded
         values = x.data if isinstance(x, Tensor) else x
         fusable = residual is None and (activation is None or activation == "relu")
         dense = self._dense_for.get(getattr(values, "shape", ())) if fusable else None

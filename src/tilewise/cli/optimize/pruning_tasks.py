@@ -62,10 +62,10 @@ class ImagePruning:
         return self.images.x_test[: self.batch]
 
     def call(self, model: Module) -> Callable[[], Any]:
-        """Return a function that runs the planned model, or the model itself if it has sparse layers."""
+        """Return a function that runs the planned model."""
         x = Tensor(self.sample())
         planned: Any = model
-        if native is not None and not getattr(model, "sparse_report", None):
+        if native is not None:
             from tilewise.graph.plan import compile
 
             planned = compile(model, x)

@@ -66,7 +66,7 @@ def _emit_linear(context: EmitContext, op: Op, operands: list[int]) -> int:
     """Add a linear layer to the native plan and return its value number."""
     if len(op.shape) != 2:
         return _emit_conv(context, op, operands)
-    return int(context.plan.linear(context.weights(op), *operands))
+    return int(context.plan.linear(context.weights(op), *operands, algorithm=op.algorithm))
 
 
 def _linear(op: Op, x: Array) -> Array:

@@ -121,8 +121,9 @@ def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> 
         context = EmitContext(plan, packed_layer, lowering.shapes.__getitem__)
         values[number] = NATIVE_OPS[op.kind].emit(context, op, [values[i] for i in op.inputs])
         ops[number] = op = _as_meta(op)  # the native layer holds the weights now
-        if op.kind == "conv":
-            op.algorithm = plan.algorithm(values[number])
+        algorithm = plan.algorithm(values[number])
+        if op.kind == "conv" or algorithm == "sparse":
+            op.algorithm = algorithm
         native_ops[values[number]] = (op, [lowering.shapes[i] for i in op.inputs])
     read_outside = _read_outside(lowering, members)
     results = [(n, lowering.shapes[n]) for n in group if n in read_outside]
