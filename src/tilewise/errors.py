@@ -5,6 +5,7 @@ derive from the built-in exception a Python user would expect, so ``except Value
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
@@ -18,9 +19,26 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def type_name(value: object) -> str:
-    """Name the type of a value, with its library if that is another one: `torch.Linear` is not `Linear`."""
+    """Name the type of a value, with its library if that is another one: `torch.Linear` is not `Linear`.
+
+    A class or a function was passed instead of what a call of it gives.
+    """
+    if isinstance(value, type):
+        return f"class {value.__name__} (pass an instance, as {value.__name__}(...) gives)"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"function {value.__name__} (call it: {value.__name__}(...))"
     library = type(value).__module__.partition(".")[0]
     return type(value).__name__ if library in (object.__module__, __package__) else f"{library}.{type(value).__name__}"
+
+
+def as_array(value: Any) -> Any:
+    """Convert what people pass as an array: lists, tensors, and torch's tensors that require a gradient."""
+    import numpy as np
+
+    try:
+        return np.asarray(value.detach() if type_name(value).startswith("torch.") else value)
+    except ValueError as error:
+        raise ShapeError(f"a {type_name(value)} is not an array: {error}") from None
 
 
 _MAX_LENGTH, _MAX_ENDING = 400, 120  # characters of a sentence, and of the ending that a long one keeps

@@ -124,6 +124,13 @@ list(generate(gpt, prompt, 2, temperature=0.8, top_k=5))
 Timer(sample_seconds=1e-5).measure(func=lambda: a @ b, warmup=0, runs=3).p99
 FLOPCounter().count_ops(gpt, prompt[None])
 load_model("cnn")(digits.x_test[:2])
+OptimizedBackend().dispatch("conv2d", images, conv.weight)
+OptimizedBackend().dispatch("relu", Tensor(a))
+INT8Quantizer().quantize_weights(torch.nn.Linear(4, 4).weight)
+TinyMLPerf["mlp_sprint"]
+TinyMLPerf.event("Cnn Marathon")
+benchmark_model("mlp_sprint", timer, training=False)
+CompetitionSubmission("mlp_sprint", reference_recipe("mlp_sprint"), "owls")
 """
 EXPLAINED = {
     "matmul_naive(a, b[:5])": "cannot be multiplied",
@@ -161,7 +168,7 @@ EXPLAINED = {
     "INT8Quantizer().quantize_weights(weights.astype(np.int32))": "floating-point numbers, not int32",
     "INT8Quantizer().quantize_weights(None)": "an array of floating-point numbers",
     "INT8Quantizer().quantize_weights(weights, digits)": "not ImageData",
-    "calibrate(digits.x_train[:8], cnn)": "an nn.Module, not ndarray",
+    "calibrate(digits.x_train[:8], cnn)": "an nn.Module, not numpy.ndarray",
     "quantize('cnn', digits.x_train[:64])": "an nn.Module, not str",
     "QuantizedConv2d(3, 8, 3)(rows)": "four dimensions",
     "QuantizedLinear(128)": "the sizes of a new layer",
@@ -207,8 +214,28 @@ EXPLAINED = {
     "list(generate(gpt, [999999], 2))": "vocabulary of 96",
     "Timer().measure(lambda: 1 / 0, runs=3)": "raised ZeroDivisionError",
     "MemoryProfiler().profile(cnn)": "missing 1 required positional argument",
-    "benchmark_model(TinyMLPerf.MLP_SPRINT, Timer)": "a Timer or a ProfilerContext, not a type",
+    "benchmark_model(TinyMLPerf.MLP_SPRINT, Timer)": "not a class Timer",
     "CompetitionSubmission(TinyMLPerf.CNN_MARATHON, reference_recipe('MLP_SPRINT'), 'owls')": "not for CNN_MARATHON",
+    'OptimizedBackend.dispatch("matmul", a, b)': "belongs to an instance: make one first",
+    "INT8Quantizer.quantize_weights(weights)": "belongs to an instance",
+    "Timer.measure(func=lambda: a @ b)": "belongs to an instance",
+    "KVCache.update(0, key, value, 0)": "belongs to an instance",
+    "FLOPCounter.count_ops(mlp, rows)": "belongs to an instance",
+    'OptimizedBackend().dispatch("conv2d", images, conv)': "argument 2 of 'conv2d' is a Conv2d; pass its weight.data",
+    'OptimizedBackend().dispatch("matmul", a)': "matmul(a, b, ",
+    "FLOPCounter().count_ops(models.mlp, rows)": "function mlp (call it: mlp(...))",
+    "quantize(models.mlp, rows)": "function mlp (call it",
+    "prune(nn.Linear, 0.7)": "class Linear (pass an instance",
+    "prune(0.7, mlp)": "an nn.Module, not float",
+    "MagnitudePruner().prune(0.7, weights)": "not numpy.ndarray",
+    'INT8Quantizer().quantize_weights(weights, "digits")': "not str",
+    "INT8Quantizer().dequantize(weights)": "what quantize_weights returned",
+    "CachedAttention(32, 4).forward(words, KVCache)": "class KVCache (pass an instance",
+    'CompetitionSubmission("MLP_SPRINT", "owls", reference_recipe("MLP_SPRINT"))': "the team's name, not a Recipe",
+    "reference_recipe(mlp)": "no event 'Sequential'",
+    "matmul_naive([[1, 2], [3]], b)": "a list is not an array",
+    "matmul_naive(linear, b)": "not Linear and float32",
+    "load_model(models.mlp)": "function mlp",
     "rank(cnn, weights)": "a trained cost model or its file, not a Sequential",
 }
 
@@ -227,7 +254,15 @@ def _names() -> dict[str, Any]:
         return rng.standard_normal(shape).astype(np.float32)
 
     names["torch"] = pytest.importorskip("torch")
-    names |= {"np": np, "Tensor": Tensor, "data": data, "load_model": load_model, "digits": data.digits()}
+    names |= {
+        "np": np,
+        "Tensor": Tensor,
+        "data": data,
+        "load_model": load_model,
+        "models": models,
+        "nn": nn,
+        "digits": data.digits(),
+    }
     names |= {"a": draw(24, 24), "b": draw(24, 24), "weights": draw(64, 128), "rows": draw(4, 128)}
     names |= {"images": draw(2, 3, 8, 8), "conv": nn.Conv2d(3, 8, 3, padding=1), "linear": nn.Linear(128, 64)}
     names |= {name: models.pretrained(name) for name in ("cnn", "mlp", "gpt")}

@@ -21,7 +21,7 @@ from tilewise._threads import get_num_threads, set_num_threads
 from tilewise.backend.gemm import matmul_native, matmul_numpy
 from tilewise.backend.numpy_ops import Activation, apply_epilogue
 from tilewise.backend.registry import implements
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError, UnavailableError
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, UnavailableError, as_array, type_name
 
 Array = npt.NDArray[Any]
 Block = int | Sequence[int]
@@ -145,9 +145,11 @@ def _rung(name: str, a: Array, b: Array) -> Array:
 
 def _check_operands(a: Array, b: Array) -> tuple[Array, Array]:
     """Convert both matrices to contiguous float32; raise an error if they cannot be multiplied."""
-    a, b = np.asarray(a), np.asarray(b)
+    operands = (a, b)
+    a, b = as_array(a), as_array(b)
     if a.dtype.kind not in "fiu" or b.dtype.kind not in "fiu":
-        raise DtypeError(f"a matrix product needs real numbers, not {a.dtype} and {b.dtype}")
+        kinds = [type_name(x) if y.dtype == object else str(y.dtype) for x, y in zip(operands, (a, b), strict=True)]
+        raise DtypeError(f"a matrix product needs real numbers, not {' and '.join(kinds)}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)

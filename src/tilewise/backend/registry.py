@@ -8,6 +8,7 @@ add a backend, call `register`; nothing else in the framework changes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from typing import Any, Protocol
 
 from tilewise._events import recorders
 from tilewise._extension import native
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.backend.tuned import tuned_chooser
-from tilewise.errors import ConfigurationError, did_you_mean
+from tilewise.errors import ConfigurationError, TilewiseError, as_array, did_you_mean, type_name
 
 UnsupportedReason = Callable[..., str | None]
 
@@ -77,7 +79,7 @@ class Explanation:
         return "\n".join(lines + ([f"  tile: {self.tile}"] if self.tile is not None else []))
 
 
-class OptimizedBackend:
+class OptimizedBackend(metaclass=ExplainsMethods):
     """Dispatches operations to implementations by shape, dtype, contiguity and machine.
 
     `only` restricts each operation to one implementation, with NumPy for arguments that it does not support.
@@ -180,20 +182,41 @@ class OptimizedBackend:
 
     def dispatch(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Run `op` with the first implementation that supports these arguments."""
-        # Inlined `select`: a model runs many small operations, and each saves one call.
-        for entry in self._routes.get(op) or self.implementations(op):
-            if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
-                break
-        else:
-            if not self._is_complete:
-                self._complete()
-                return self.dispatch(op, *args, **kwargs)
-        if recorders:
-            # Records contain the tile, so a profiled call asks the chooser at once, without its warm-up.
-            if "tile" not in kwargs:
-                kwargs |= _tile_argument(entry, self._tile_chooser, args, kwargs)
-            return recorders.hooks.record_kernel(op, entry, args, kwargs)
-        return entry.run(*args, **kwargs)
+        entry: Any = None
+        try:  # costs nothing unless an error is raised
+            # Inlined `select`: a model runs many small operations, and each saves one call.
+            for entry in self._routes.get(op) or self.implementations(op):
+                if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
+                    break
+            else:
+                if not self._is_complete:
+                    self._complete()
+                    return self.dispatch(op, *args, **kwargs)
+            if recorders:
+                # Records contain the tile, so a profiled call asks the chooser at once, without its warm-up.
+                if "tile" not in kwargs:
+                    kwargs |= _tile_argument(entry, self._tile_chooser, args, kwargs)
+                return recorders.hooks.record_kernel(op, entry, args, kwargs)
+            return entry.run(*args, **kwargs)
+        except (AttributeError, TypeError, ValueError) as error:
+            return self._with_arrays(entry, args, kwargs, error)
+
+    def _with_arrays(
+        self, entry: Implementation | None, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    ) -> Any:
+        """Repeat a call that failed with the arrays of its tensors, or say which argument is wrong."""
+        tensors = [hasattr(x, "requires_grad") for x in args]
+        if entry is not None and any(tensors):
+            arrays = [as_array(x) if is_tensor else x for x, is_tensor in zip(args, tensors, strict=True)]
+            return self.dispatch(entry.op, *arrays, **kwargs)
+        if entry is None or isinstance(error, TilewiseError):
+            raise error
+        for number, value in enumerate(args, 1):
+            if hasattr(value, "named_modules"):
+                text = f"argument {number} of {entry.op!r} is a {type_name(value)}; pass its weight.data"
+                raise ConfigurationError(f"dispatch takes arrays, and {text}") from error
+        names = ", ".join(inspect.signature(entry.run).parameters)
+        raise ConfigurationError(f"{entry.op}({names}) cannot run with these arguments: {error}") from error
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
         """Say what `dispatch` would run for these arguments, and why."""

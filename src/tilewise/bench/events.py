@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise import data, models
 from tilewise.bench.drawing import spliced_prompts, transformed_digits
-from tilewise.errors import ConfigurationError, did_you_mean
+from tilewise.errors import ConfigurationError, did_you_mean, type_name
 from tilewise.nn import Module
 
 Array = npt.NDArray[Any]
@@ -172,10 +172,10 @@ class TinyMLPerf:
     def event(cls, name: str | Event) -> Event:
         """Return the event of this name; the error for an unknown name lists all events."""
         for event in cls.events():
-            if name in (event, event.name):
+            if name is event or str(name).upper().replace(" ", "_") == event.name:
                 return event
-        names = [event.name for event in cls.events()]
-        raise ConfigurationError(f"there is no event {str(name)[:80]!r}; {did_you_mean(str(name)[:80], names)}")
+        names, text = [event.name for event in cls.events()], name if isinstance(name, str) else type_name(name)
+        raise ConfigurationError(f"there is no event {text[:80]!r}; {did_you_mean(text[:80], names)}")
 
     def __class_getitem__(cls, name: str) -> Event:
         return cls.event(name)

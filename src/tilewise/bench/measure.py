@@ -133,7 +133,7 @@ def benchmark_model(
     True
     """
     if not isinstance(profiler, Timer | ProfilerContext | None):
-        raise ConfigurationError(f"profiler must be a Timer or a ProfilerContext, not a {type(profiler).__name__}")
+        raise ConfigurationError(f"profiler must be a Timer or a ProfilerContext, not a {type_name(profiler)}")
     settings = settings or Settings()
     runner = _as_runner(model, event)
     timer = profiler if isinstance(profiler, Timer) else Timer(time_limit=settings.time_limit)
@@ -178,7 +178,7 @@ def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
 def _named_model(name: str) -> Event | Module:
     """Return the event or the shipped model of this name."""
     events = [event.name for event in TinyMLPerf.events()]
-    return TinyMLPerf.event(name) if name.upper() == name or name in events else models.load_model(name)
+    return TinyMLPerf.event(name) if name.upper() == name or name.upper() in events else models.load_model(name)
 
 
 def _accepts_inputs(model: Module, event: Event) -> bool:

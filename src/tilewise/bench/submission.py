@@ -17,6 +17,7 @@ from typing import Any
 
 import tilewise
 from tilewise._addons import require
+from tilewise._instance_methods import ExplainsMethods
 from tilewise._system import child_environment
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
@@ -24,12 +25,19 @@ from tilewise.bench.measure import Settings
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
 from tilewise.bench.scoring import PRACTICE_SPLIT, Score, check_ranked, score_recipe, validate_recipe
 from tilewise.bench.validation import Validation
-from tilewise.errors import ConfigurationError, Rejected, TilewiseError, TooNoisy, UnavailableError
+from tilewise.errors import (
+    ConfigurationError,
+    Rejected,
+    TilewiseError,
+    TooNoisy,
+    UnavailableError,
+    type_name,
+)
 
 _REFERENCES = Path(__file__).with_name("references")
 
 
-class CompetitionSubmission:
+class CompetitionSubmission(metaclass=ExplainsMethods):
     """An entry for one event.
 
     >>> entry = CompetitionSubmission("MLP_SPRINT", reference_recipe("MLP_SPRINT"), "the owls")
@@ -49,7 +57,10 @@ class CompetitionSubmission:
         threads: int = 1,
         isolated: bool = True,
     ) -> None:
+        """Check the event, the recipe and the team's name."""
         self.event = TinyMLPerf.event(event)
+        if not isinstance(team, str):
+            raise ConfigurationError(f"the third argument is the team's name, not a {type_name(team)}")
         self.recipe = _as_recipe(recipe)
         self.team = check_team(team)
         self.settings, self.threads, self.isolated = settings or Settings(), threads, isolated
@@ -137,7 +148,7 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         return parse_recipe(recipe)
     if not isinstance(recipe, str | Path):
         raise ConfigurationError(
-            f"an entry is a recipe (a Recipe, a path or its content as data), not a {type(recipe).__name__}; "
+            f"an entry is a recipe (a Recipe, a path or its content as data), not a {type_name(recipe)}; "
             "reference_recipe(event) is one to start from"
         )
     return read_recipe(recipe)

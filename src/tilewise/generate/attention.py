@@ -7,14 +7,15 @@ stored positions. Of a cache with several layers, pass one: `cache.layer(i)`. It
 
 from __future__ import annotations
 
-from tilewise.errors import ConfigurationError
+from tilewise._instance_methods import ExplainsMethods
+from tilewise.errors import ConfigurationError, type_name
 from tilewise.generate.cache import KVCache
 from tilewise.nn.layers import Rng
 from tilewise.nn.transformer import LayerCache, MultiHeadAttention
 from tilewise.tensor import Tensor, TensorLike
 
 
-class CachedAttention(MultiHeadAttention):
+class CachedAttention(MultiHeadAttention, metaclass=ExplainsMethods):
     """Causal attention over (B, T, C) that continues a layer of a KVCache if `past_kv` is given.
 
     >>> import numpy as np
@@ -45,7 +46,7 @@ class CachedAttention(MultiHeadAttention):
             past_kv = past_kv.layer(0)
         elif past_kv is not None and not hasattr(past_kv, "append"):
             raise ConfigurationError(
-                f"past_kv must be a KVCache or one of its layers, not a {type(past_kv).__name__}; "
+                f"past_kv must be a KVCache or one of its layers, not a {type_name(past_kv)}; "
                 "KVCache.update stores keys and values"
             )
         return super().forward(x if isinstance(x, Tensor) else Tensor(x), past_kv, mask, residual)

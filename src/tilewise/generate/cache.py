@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 from tilewise.tensor import Array
 
@@ -28,7 +29,7 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-class KVCache:
+class KVCache(metaclass=ExplainsMethods):
     """Preallocated keys and values of several layers and sequences.
 
     >>> cache = KVCache(max_seq_len=8, n_heads=2, head_dim=4)

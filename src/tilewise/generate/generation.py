@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._wording import pluralize
-from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError, type_name
 from tilewise.generate.cache import KVCache, is_integer
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
 from tilewise.nn import GPT
@@ -53,7 +53,7 @@ def generate(
     5
     """
     if not isinstance(model, GPT) and not isinstance(getattr(model, "config", None), LlamaConfig):
-        raise ConfigurationError(f"generate needs a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
+        raise ConfigurationError(f"generate needs a tilewise.nn.GPT or Llama, not a {type_name(model)}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed), ("cached_tokens", cached_tokens)):

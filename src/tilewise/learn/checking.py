@@ -161,7 +161,7 @@ def feedback(
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:
-    """Run an exercise's check on an answer; return what is wrong in one sentence, "" if nothing."""
+    """Run the check of an exercise and turn every failure into a sentence; "" if it passes."""
     try:
         exercise.check(answer)
     except Wrong as wrong:
@@ -200,7 +200,7 @@ def _check_in_process(exercise: Exercise, path: str) -> str:
 def _describe_failure(failure: str, args: Sequence[Any]) -> str:
     """Add the arguments of the call to the sentence of an error: numbers as they are, arrays by their shapes."""
     shapes = [getattr(value, "shape", None) for value in args]
-    words = [_short(value) if shape is None else f"{shape}" for value, shape in zip(args, shapes, strict=True)]
+    words = [short(value) if shape is None else f"{shape}" for value, shape in zip(args, shapes, strict=True)]
     return f"{failure} in the call with {', '.join(words)}"
 
 
@@ -252,7 +252,7 @@ class Answer:
 
 
 def _write(codec: Codec, written: dict[str, Any]) -> None:
-    """Copy the answer's changes to array and list arguments, encoded in `written`, into the originals."""
+    """Copy the answer's changes to its array and list arguments into the originals."""
     for at, encoded in written.items():
         mine, theirs = codec.views[int(at)], codec.decode(encoded)
         if isinstance(mine, list) and isinstance(theirs, list):
@@ -269,81 +269,9 @@ def require(holds: bool, feedback: str) -> None:
         raise Wrong(feedback)
 
 
-Mistakes = Sequence[tuple[Any, str]]  # what a known mistake would give, and the hint for it
-
-
-def same_number(
-    answer: Any, right: float, call: str, hint: str, tolerance: float = 1e-6, *, mistakes: Mistakes = ()
-) -> None:
-    """Require a number within a tolerance; `call` describes how the answer was called.
-
-    An answer that equals the result of a known mistake gets the hint for that mistake.
-    """
-    require(isinstance(answer, int | float | np.number), f"{call} gave {_short(answer)}, which is not a number")
-    if not np.isclose(float(answer), right, rtol=tolerance, atol=tolerance):
-        candidates = [*mistakes, *_unit_mistakes(right)]
-        hint = next(
-            (text for value, text in candidates if np.isclose(float(answer), value, rtol=tolerance, atol=0)), hint
-        )
-        raise Wrong(f"{call} gave {float(answer):.6g}, and {right:.6g} is right: {hint}")
-
-
-def _unit_mistakes(right: float) -> Mistakes:
-    """List what a wrong sign, a reciprocal or another unit would make of a number."""
-    if right == 0:
-        return ()
-    factors = [factor for exponent in (2, 3, 6, 9) for factor in (10.0**exponent, 10.0**-exponent)]
-    units = [(right * factor, f"it is {factor:g} times the right value: look at the units") for factor in factors]
-    return [
-        (-right, "the sign is the wrong way round"),
-        (1 / right, "it is the reciprocal: divide the other way"),
-        *units,
-    ]
-
-
-def same_array(
-    answer: Any, right: Any, call: str, hint: str, tolerance: float = 1e-5, *, mistakes: Mistakes = ()
-) -> None:
-    """Require an array of the same shape with close values; `call` describes how the answer was called.
-
-    An answer that equals the result of a known mistake gets the hint for that mistake.
-    """
-    require(isinstance(answer, np.ndarray), f"{call} gave {_short(answer)}, which is not an array")
-    expected = np.asarray(right)
-    for value, text in mistakes:
-        same_mistake = answer.shape == np.shape(value) and np.allclose(answer, value, rtol=tolerance, atol=tolerance)
-        if same_mistake and not np.allclose(value, right, rtol=tolerance, atol=tolerance):
-            hint = text
-            break
-    else:
-        hint = _arrangement(answer, expected, tolerance) or hint
-    require(
-        answer.shape == expected.shape, f"{call} gave the shape {answer.shape}, and {expected.shape} is right: {hint}"
-    )
-    if not np.allclose(answer, expected, rtol=tolerance, atol=tolerance):
-        index = tuple(int(i) for i in np.unravel_index(int(np.abs(answer - expected).argmax()), expected.shape))
-        raise Wrong(f"{call} gave {answer[index]} at {index}, and {expected[index]} is right: {hint}")
-
-
-def _arrangement(answer: np.ndarray[Any, Any], right: np.ndarray[Any, Any], tolerance: float) -> str:
-    """Say how an answer has the right numbers otherwise arranged (transposed, ...) or without fractions; else ""."""
-
-    def close(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> bool:
-        return values.shape == others.shape and np.allclose(values, others, rtol=tolerance, atol=tolerance)
-
-    if close(answer, right):
-        return ""
-    if close(answer.T, right):
-        return "it is transposed"
-    if close(answer.ravel(), right.ravel()):
-        return "the numbers are right: reshape them"
-    if close(np.sort(answer, axis=None), np.sort(right, axis=None)):
-        return "these are the right numbers in the wrong order or place"
-    if np.issubdtype(answer.dtype, np.integer) and not np.array_equal(right, np.rint(right)):
-        return f"its dtype is {answer.dtype}, which has no fractions"
-    return ""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
+def short(value: Any) -> str:
+    """Show a value in a sentence: an array by its shape, anything else by the start of its repr."""
+    if isinstance(value, np.ndarray) and value.size > 4:
+        return f"an array of shape {value.shape}"
+    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
     return text if len(text) < 60 else text[:57] + "..."

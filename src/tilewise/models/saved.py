@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from tilewise.data.text import VOCABULARY
-from tilewise.errors import ConfigurationError, FileFormatError, MissingFileError, TilewiseError, did_you_mean
+from tilewise.errors import (
+    ConfigurationError,
+    FileFormatError,
+    MissingFileError,
+    TilewiseError,
+    did_you_mean,
+    type_name,
+)
 from tilewise.io import load
 from tilewise.models.reference import GPT_SIZES, ResNet8, cnn, gpt, mlp, resnet8, vgg6
 from tilewise.nn import GPT, Module, Sequential
@@ -66,7 +73,8 @@ def load_model(name: str | os.PathLike[str]) -> Module:
     False
     """
     if not name or not isinstance(name, str | os.PathLike):
-        raise ConfigurationError(f"load_model takes the name of a model or of a file, not {name!r:.60}")
+        text = repr(name) if isinstance(name, str | int) else type_name(name)
+        raise ConfigurationError(f"load_model takes the name of a model or of a file, not {text}")
     path = Path(name)
     if str(name) in PRETRAINED:
         return pretrained(str(name))

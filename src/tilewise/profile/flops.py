@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.errors import ConfigurationError, type_name
+from tilewise._instance_methods import ExplainsMethods
+from tilewise.errors import ConfigurationError, TilewiseError, type_name
 from tilewise.profile.events import ProfileEvent, Recording
 
 Shape = tuple[int, ...]
@@ -63,7 +64,7 @@ class OpCounts:
         return (self.total + self.elementwise) / self.bytes_moved if self.bytes_moved else 0.0
 
 
-class FLOPCounter:
+class FLOPCounter(metaclass=ExplainsMethods):
     """Counts floating-point operations.
 
     >>> import numpy as np
@@ -83,11 +84,17 @@ class FLOPCounter:
         array = np.asarray(input) if not isinstance(input, Tensor) else input
         x = Tensor(array) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
         with Recording() as recording:
-            if backward:
-                _sum_of(model(x)).backward()
-            else:
-                with no_grad():
-                    model(x)
+            try:
+                if backward:
+                    _sum_of(model(x)).backward()
+                else:
+                    with no_grad():
+                        model(x)
+            except TilewiseError:
+                raise
+            except (TypeError, ValueError, AttributeError) as error:  # a function that makes a model, for example
+                text = f"{type_name(model)} with {type_name(array)} raised {type(error).__name__}: {error}"
+                raise ConfigurationError(f"count_ops calls a model with its input, and {text}") from error
         if backward and hasattr(model, "zero_grad"):
             model.zero_grad()
         return summarise(recording.events)

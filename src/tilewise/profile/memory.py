@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewise._extension import native
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.profile import leaks
 from tilewise.profile.leaks import (
     AllocationSite,
@@ -69,7 +70,7 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True)
-class MemoryProfiler:
+class MemoryProfiler(metaclass=ExplainsMethods):
     """Measures the memory of functions.
 
     >>> import numpy as np

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, type_name
 from tilewise.profile.timing import clock
 from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
@@ -80,7 +81,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Timer:
+class Timer(metaclass=ExplainsMethods):
     """Measures how long functions take.
 
     >>> result = Timer().measure(lambda: sum(range(1000)), runs=20)

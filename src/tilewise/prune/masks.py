@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise._instance_methods import ExplainsMethods
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, as_array, type_name
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -21,9 +22,8 @@ Mask = npt.NDArray[np.bool_]
 def checked_sparsity(sparsity: float) -> float:
     """Return the sparsity as a float; ConfigurationError unless it is between 0 and 1."""
     if not isinstance(sparsity, int | float | np.number) or not 0 <= sparsity <= 1:
-        raise ConfigurationError(
-            f"sparsity, the fraction of weights to drop, must be between 0 and 1, not {sparsity!r}"
-        )
+        text = repr(sparsity) if isinstance(sparsity, int | float | str | np.number) else type_name(sparsity)
+        raise ConfigurationError(f"sparsity, the fraction of weights to drop, must be between 0 and 1, not {text}")
     return float(sparsity)
 
 
@@ -31,12 +31,13 @@ def checked_weights(weights: Any) -> Array:
     """Return the weights as an array; an error unless they are floating point without NaN."""
     if hasattr(weights, "named_modules"):
         raise DtypeError(
-            f"a {type(weights).__name__} is not an array of weights; pass layer.weight, or use prune(model, sparsity) "
+            f"a {type_name(weights)} is not an array of weights; pass layer.weight, or use prune(model, sparsity) "
             "for a whole model"
         )
-    w = np.asarray(weights)
+    w: Array = as_array(weights)
     if w.dtype.kind != "f":
-        raise DtypeError(f"weights must be an array of floating-point numbers, not {w.dtype}")
+        kind = type_name(weights) if w.dtype.kind in "OU" else w.dtype
+        raise DtypeError(f"weights must be an array of floating-point numbers, not {kind}")
     if np.isnan(w).any():
         raise ConfigurationError("the weights contain NaN, so their magnitudes cannot be compared")
     return w
@@ -107,7 +108,7 @@ class Pattern:
         return magnitude_mask(np.abs(weights), sparsity)
 
 
-class MagnitudePruner:
+class MagnitudePruner(metaclass=ExplainsMethods):
     """Sets the smallest weights to zero.
 
     >>> MagnitudePruner().prune(np.array([[0.1, -3.0], [2.0, 0.2]], np.float32), sparsity=0.5)

@@ -110,9 +110,9 @@ def prune(
     >>> round(prune(models.mlp(), 0.7).pruning.sparsity, 2)
     0.7
     """
-    checked_sparsity(sparsity)
     if not isinstance(model, Module):
         raise ConfigurationError(f"prune takes an nn.Module, not {type_name(model)}; for arrays use MagnitudePruner")
+    checked_sparsity(sparsity)
     out = copy.deepcopy(model)
     _Selection(model, scope, pattern, skip, calibration).prune(out, sparsity)
     return out

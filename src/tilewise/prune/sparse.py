@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError, type_name
 from tilewise.graph.plan import compile
@@ -29,7 +30,7 @@ from tilewise.tensor import Tensor, no_grad
 Array = npt.NDArray[Any]
 
 
-class SparseLinear(SparseMatrixLayer):
+class SparseLinear(SparseMatrixLayer, metaclass=ExplainsMethods):
     """Linear layer with a sparse weight (out, in): y = x @ weight.T + bias."""
 
     description, format = "a sparse linear layer", "tilewise sparse linear 1"

@@ -42,7 +42,7 @@ def shrink(model: Module, sparsity: float = 0.5) -> Module:
         return _shrink_resnet8(copy.deepcopy(model), sparsity)
     if isinstance(model, nn.Sequential):
         return _shrink_sequential(copy.deepcopy(model), sparsity)
-    raise ConfigurationError(f"shrink supports Sequential models and ResNet8, not {type(model).__name__}")
+    raise ConfigurationError(f"shrink supports Sequential models and ResNet8, not {type_name(model)}")
 
 
 def select_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:

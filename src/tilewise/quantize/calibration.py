@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewise._atomic import write_atomic
 from tilewise._files import read_json_input
-from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
+from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError, type_name
 from tilewise.graph.ir import Array, Op
 from tilewise.nn import Module
 from tilewise.quantize.graph import FloatGraph, trace
@@ -213,7 +213,7 @@ def _check_graph(model: Module, result: Array, expected: Array) -> None:
         deviation = float(difference) / max(largest, 1e-30)
     if deviation > _LARGEST_GRAPH_DEVIATION:
         raise AccuracyError(
-            f"{type(model).__name__} cannot be quantized: traced, it is off by {deviation:.2%} of its largest result"
+            f"{type_name(model)} cannot be quantized: traced, it is off by {deviation:.2%} of its largest result"
         )
 
 
@@ -309,7 +309,7 @@ def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
 def check_model(model: Any) -> None:
     """Raise ConfigurationError unless this is a module that is not quantized yet."""
     if not isinstance(model, Module):
-        raise ConfigurationError(f"a model is an nn.Module, not {type(model).__name__}")
+        raise ConfigurationError(f"a model is an nn.Module, not {type_name(model)}")
     if is_quantized(model):
         raise ConfigurationError("this model is quantized already")
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tilewise._extension import native
+from tilewise._instance_methods import ExplainsMethods
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError, type_name
 from tilewise.nn import Conv2d, Linear, Module
@@ -149,7 +150,7 @@ class IntegerLayer(Module):
             )
 
 
-class QuantizedConv2d(IntegerLayer):
+class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
     """A convolution on uint8 activations with int8 weights, with a fused activation and residual addition.
 
     `QuantizedConv2d(3, 8, 3)` draws weights as nn.Conv2d does, `from_float` converts a trained layer, and
@@ -242,7 +243,7 @@ class QuantizedConv2d(IntegerLayer):
     ) -> Self:
         """Convert an nn.Conv2d; without `input` and `output` the first batch sets the ranges."""
         if not isinstance(conv, Conv2d):
-            raise ConfigurationError(f"QuantizedConv2d.from_float takes an nn.Conv2d, not a {type(conv).__name__}")
+            raise ConfigurationError(f"QuantizedConv2d.from_float takes an nn.Conv2d, not a {type_name(conv)}")
         if input is None or output is None:
             layer = cls.__new__(cls)
             layer._await_ranges(conv)
@@ -360,7 +361,7 @@ def _to_int16(x: QuantizedArray, operand: AffineParameters) -> QuantizedArray:
     return QuantizedArray(x.data.astype(np.int16) - np.int16(x.parameters.zero_point), operand, x.channels, x.padding)
 
 
-class QuantizedLinear(IntegerLayer):
+class QuantizedLinear(IntegerLayer, metaclass=ExplainsMethods):
     """y = x @ weight.T + bias with int8 weights.
 
     With `output` it returns a QuantizedArray, without it floats. Without `input` it is dynamic: it takes floats and

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
+from tilewise._instance_methods import ExplainsMethods
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, as_array, type_name
 from tilewise.tensor import Array
 
 INT16_MAX = 32767  # largest magnitude of an int16 activation
@@ -114,7 +115,7 @@ def broadcast_scale(scale: Array, ndim: int) -> Array:
     return scale.reshape(-1, *([1] * (ndim - 1))) if scale.size > 1 else scale.reshape(())
 
 
-class INT8Quantizer:
+class INT8Quantizer(metaclass=ExplainsMethods):
     """Quantizes float weights to int8.
 
     >>> weights = np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
@@ -135,6 +136,8 @@ class INT8Quantizer:
 
     def dequantize(self, weights: QuantizedWeights) -> Array:
         """Convert quantized weights back to float32."""
+        if not isinstance(weights, QuantizedWeights):
+            raise ConfigurationError(f"dequantize takes what quantize_weights returned, not a {type_name(weights)}")
         return weights.dequantize()
 
 
@@ -142,12 +145,13 @@ def checked_weights(weights: Any) -> Array:
     """Return weights as a non-empty array of finite floats, or raise an error."""
     if hasattr(weights, "named_modules"):
         raise DtypeError(
-            f"a {type(weights).__name__} is not an array of weights; pass layer.weight, or use quantize(model, "
+            f"a {type_name(weights)} is not an array of weights; pass layer.weight, or use quantize(model, "
             "calibration_dataset) for a whole model"
         )
-    w = np.asarray(weights)
+    w: Array = as_array(weights)
     if w.dtype.kind != "f":
-        raise DtypeError(f"weights must be an array of floating-point numbers, not {w.dtype}")
+        kind = type_name(weights) if w.dtype.kind in "OU" else w.dtype
+        raise DtypeError(f"weights must be an array of floating-point numbers, not {kind}")
     if w.ndim == 0 or w.size == 0:
         raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
     if not np.isfinite(w).all():
@@ -187,7 +191,9 @@ def _input_parameters(data: Any) -> AffineParameters:
     if not isinstance(batches, Iterable):
         raise ConfigurationError(f"calibration data is an array or batches of arrays, not {type_name(data)}")
     for batch in batches:
-        x = np.asarray(batch)
+        x = as_array(batch)
+        if x.dtype.kind not in "biuf":
+            raise ConfigurationError(f"calibration data is an array or batches of arrays, not {type_name(data)}")
         if x.size:
             low, high, count = min(low, float(x.min())), max(high, float(x.max())), count + x.size
     if not count:

@@ -6,12 +6,14 @@ out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilewise.learn.checking import Exercise, Wrong, require, same_array, same_number
+from tilewise.learn.checking import Exercise, Wrong
+from tilewise.learn.differential import Example, differential
 
 
 class _Watched:
@@ -41,73 +43,136 @@ class _Watched:
         return self.values if dtype is None else self.values.astype(dtype)
 
 
+def blocked_matmul(a: Any, b: Any, block: int) -> Any:
+    return a @ b
+
+
 def _blocked(answer: Callable[..., Any]) -> None:
-    """Check the exercise `blocked_matmul`."""
-    rng = np.random.default_rng(0)
-    for m, n, k, block in ((8, 8, 8, 4), (16, 24, 32, 8), (7, 5, 11, 4), (3, 3, 3, 8), (1, 9, 20, 4)):
-        a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    """Check the exercise `blocked_matmul`: the product first, then what was read at once."""
+    reads: list[str] = []
+
+    def watched_answer(a: Any, b: Any, block: int) -> Any:
+        """Call the answer with watched matrices and record what it read at once."""
         watched = _Watched(a), _Watched(b)
-        call = f"blocked_matmul of {m}x{k} and {k}x{n} in blocks of {block}"
         result = answer(*watched, block)
-        half = result if getattr(result, "dtype", None) == np.float16 else np.nan
-        same_array(
-            result,
-            a @ b,
-            call,
-            "start from zeros; blocks at the border are smaller, and every k block adds to what is there, once",
-            mistakes=((half, "the sums are rounded to 16 bits: keep them in float32 at least"),),
-        )
         for name, matrix in zip("ab", watched, strict=True):
-            feedback = (
-                f"{call} took {matrix.largest} numbers of {name} at once, and a block has {block * block}: the block "
-                "is ignored, so nothing stays in the cache"
-            )
-            require(matrix.largest <= block * block, feedback)
+            if matrix.largest > block * block:
+                reads.append(
+                    f"it took {matrix.largest} numbers of {name} at once, and a block has {block * block}: the block "
+                    "is ignored, so nothing stays in the cache"
+                )
+        return result
+
+    _check_product(watched_answer)
+    if reads:
+        raise Wrong(reads[0])
 
 
-def _largest_block(answer: Callable[..., Any]) -> None:
-    """Check the exercise `largest_block`."""
-    for cache_bytes in (4096, 12, 32768, 49152, 1048576, 11):
-        right = max(b for b in range(1000) if 3 * b * b * 4 <= cache_bytes)
-        hint = "three square float32 blocks (of a, b and c) must fit together"
-        if not right:
-            hint = "not even one number of each fits, so the largest block is 0"
-        exact = (cache_bytes / 12) ** 0.5
-        mistakes = (
-            (exact, "a block has a whole number of rows: round down"),
-            (right + 1, "round down, or the blocks do not fit" if right else hint),
-            (right - 1, "blocks that fill the cache exactly fit too"),
-            (2 ** int(np.log2(right or 1)), "the largest of all sizes is asked for, not the largest power of two"),
-            (int((cache_bytes / 3) ** 0.5), "a float32 number takes 4 bytes"),
-            (cache_bytes // 12, "that is the number of elements of a block: its side is the root"),
-        )
-        same_number(answer(cache_bytes), right, f"largest_block({cache_bytes})", hint, mistakes=mistakes)
+def _product_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
+    rng = np.random.default_rng(0)
+    sizes = {
+        (8, 8, 8, 4): "for square matrices",
+        (16, 24, 32, 8): "for matrices that are not square",
+        (7, 5, 11, 4): "where the last blocks are smaller",
+        (3, 3, 3, 8): "where the block is larger than the matrices",
+        (1, 9, 20, 4): "for one row",
+    }
+    return [
+        Example((rng.standard_normal((m, k)), rng.standard_normal((k, n)), block), about)
+        for (m, n, k, block), about in sizes.items()
+    ]
 
 
-def _im2col(answer: Callable[..., Any]) -> None:
-    """Check the exercise `im2col`."""
+def _last_block_only(a: Any, b: Any, block: int) -> Any:
+    start = (a.shape[1] - 1) // block * block
+    return a[:, start:] @ b[start:]
+
+
+def _whole_blocks_only(a: Any, b: Any, block: int) -> Any:
+    m, n, k = (size // block * block for size in (a.shape[0], b.shape[1], a.shape[1]))
+    out = np.zeros((a.shape[0], b.shape[1]))
+    out[:m, :n] = a[:m, :k] @ b[:k, :n]
+    return out
+
+
+_check_product = differential(
+    blocked_matmul,
+    _product_cases,
+    "start from zeros; blocks at the border are smaller, and every k block adds to what is there, once",
+    tolerance=1e-4,
+)
+
+
+def largest_block(cache_bytes: int) -> int:
+    return math.isqrt(cache_bytes // 12)
+
+
+_SIDE = "that is the number of elements of a block: its side is the root"
+_THREE = "three square float32 blocks (of a, b and c) must fit together"
+
+
+def im2col(x: Any, kh: int, kw: int) -> Any:
+    return _columns(x, kh, kw)
+
+
+def _columns(
+    x: Any, kh: int, kw: int, order: tuple[int, ...] = (0, 3, 4, 1, 2), flip: bool = False, step: int = 1
+) -> Any:
+    """Write convolution windows as columns, their axes (C, H', W', kh, kw) in another order."""
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(1, 2))  # (C, H', W', kh, kw)
+    if flip:
+        windows = windows[..., ::-1, ::-1]
+    if step > 1:
+        windows = windows[:, ::kh, ::kw]
+    return windows.transpose(order).reshape(len(x) * kh * kw, -1)
+
+
+_CHANNEL_FIRST = "the channel comes first: rows are ordered (c, i, j)"
+
+
+def _im2col_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(1)
-    for channels, height, width, kh, kw in ((1, 4, 4, 2, 2), (3, 6, 5, 3, 3), (2, 5, 7, 1, 1), (2, 6, 5, 3, 2)):
-        x, w = rng.standard_normal((channels, height, width)), rng.standard_normal((4, channels, kh, kw))
-        windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(1, 2))  # (C, H', W', kh, kw)
-        right = windows.transpose(0, 3, 4, 1, 2).reshape(channels * kh * kw, -1)
-        call = f"im2col of {x.shape} for a {kh}x{kw} kernel"
-        columns = answer(x, kh, kw)
-        flipped = windows[..., ::-1, ::-1].transpose(0, 3, 4, 1, 2).reshape(right.shape)
-        by_position = windows.transpose(3, 4, 0, 1, 2).reshape(right.shape)
-        mistakes = (
-            (flipped, "the kernel is not flipped: row (c, i, j) starts at pixel (i, j)"),
-            (by_position, "the channel comes first: rows are ordered (c, i, j)"),
-        )
-        hint = (
-            "row (c, i, j) holds what kernel element (c, i, j) meets at each of the (H - kh + 1) x (W - kw + 1) outputs"
-        )
-        same_array(columns, right, call, hint, mistakes=mistakes)
-        same_array(w.reshape(4, -1) @ columns, w.reshape(4, -1) @ right, call, "the product is then the convolution")
+    sizes = {
+        (1, 4, 4, 2, 2): "for one channel",
+        (3, 6, 5, 3, 3): "for three channels",
+        (2, 5, 7, 1, 1): "for a 1x1 kernel",
+        (2, 6, 5, 3, 2): "where kh and kw differ",
+        (2, 4, 7, 1, 3): "where kh and kw differ",
+    }
+    return [Example((rng.standard_normal((c, h, w)), kh, kw), about) for (c, h, w, kh, kw), about in sizes.items()]
 
 
 EXERCISES = (
     Exercise("blocked_matmul", "a matrix product that works on blocks, borders included", _blocked),
-    Exercise("largest_block", "the largest block that fits a cache", _largest_block),
-    Exercise("im2col", "a convolution written as a matrix product", _im2col),
+    Exercise(
+        "largest_block",
+        "the largest block that fits a cache",
+        differential(
+            largest_block,
+            lambda: [
+                Example(
+                    (size,),
+                    "where nothing fits"
+                    if size < 12
+                    else "where the blocks fill the cache exactly"
+                    if size in (12, 49152 * 4)
+                    else "",
+                )
+                for size in (4096, 12, 32768, 49152, 196608, 1048576, 20000, 11)
+            ],
+            _THREE,
+        ),
+    ),
+    Exercise(
+        "im2col",
+        "a convolution written as a matrix product",
+        differential(
+            im2col,
+            _im2col_cases,
+            "row (c, i, j) holds what kernel element (c, i, j) meets at each of (H - kh + 1) x (W - kw + 1) outputs",
+            tolerance=1e-5,
+        ),
+    ),
 )

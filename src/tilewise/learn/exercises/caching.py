@@ -7,30 +7,45 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.checking import Exercise, require, same_array, same_number
+from tilewise.learn.checking import Exercise, Wrong, require
+from tilewise.learn.differential import Example, differential
 
 
-def _attend(answer: Callable[..., Any]) -> None:
-    """Check the exercise `attend`."""
+def attend(query: Any, keys: Any, values: Any) -> Any:
+    return _attend(query, keys, values)
+
+
+def _attend(query: Any, keys: Any, values: Any, scale: Any = None, weigh: Any = None) -> Any:
+    """Attention with another scale of the scores, or other weights of the softmax's input."""
+    scores = keys @ query * (len(query) ** -0.5 if scale is None else scale(query, keys))
+    return (weigh or _softmax)(scores) @ values
+
+
+def _softmax(scores: Any) -> Any:
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def _attend_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(0)
-    for length, width, size in ((1, 4, 1.0), (5, 8, 1.0), (7, 3, 40.0), (4, 16, 1000.0), (3, 8, 1e5)):
+    cases = []
+    for length, width, size in ((5, 8, 1.0), (1, 4, 1.0), (6, 6, 1.0), (7, 3, 40.0), (4, 16, 1000.0), (3, 8, 1e5)):
         query, keys, values = size * rng.standard_normal(width), *rng.standard_normal((2, length, width))
         if size == 1e5:
             keys = -np.abs(keys) * np.sign(query)  # all scores are far below zero
-        scores = keys @ query / np.sqrt(width)
-        weights = np.exp(scores - scores.max())
-        right = weights / weights.sum() @ values
-        hint = (
-            "the softmax of the scores / sqrt(width), times the values; subtract the largest score before exp, "
-            "or it overflows"
-        )
-        largest = np.exp(scores - scores.max())
-        mistakes = (
-            (weights @ values, "divide the weights by their sum, so that they add up to 1"),
-            (largest / largest.sum() @ keys, "the weights multiply the values, not the keys"),
-        )
-        call = f"attend to {length} keys of width {width}"
-        same_array(answer(query, keys, values), right, call, hint, mistakes=mistakes)
+        about = "for one key" if length == 1 else "for large scores: subtract the largest before exp, or it overflows"
+        cases.append(Example((query, keys, values), about if length == 1 or size > 1 else ""))
+    return cases
+
+
+def _overflowing(scores: Any) -> Any:
+    weights = np.exp(scores)
+    return weights / weights.sum()
+
+
+_SCALE = "divide the scores by sqrt(width), the width of the query"
+_BEFORE = "subtract the largest score before exp, or it overflows"
 
 
 def _store(answer: Callable[..., Any]) -> None:
@@ -39,48 +54,100 @@ def _store(answer: Callable[..., Any]) -> None:
     keys, values = rng.standard_normal((2, 6, 4))  # what an earlier text left there
     written = rng.standard_normal((2, 5, 4))
     for position in range(5):
+        before = keys.copy(), values.copy()
         result = answer(keys, values, written[0, position], written[1, position], position)
         call = f"store at position {position}"
-        require(isinstance(result, tuple) and len(result) == 2, f"{call} must give the keys and values so far")
-        for mine, all_written, whole in zip(result, written, (keys, values), strict=True):
-            written_there = np.array_equal(whole[position], all_written[position])
-            advice = "keys first, up to and with this position, and no more" if written_there else _WRITE
-            same_array(mine, all_written[: position + 1], call, advice)
-            require(
-                np.shares_memory(mine, whole), f"{call} gave a copy: a view costs nothing, a copy grows with length"
-            )
-            require(written_there, f"{call} left {whole[position]} there: {_WRITE}")
+        two_arrays = isinstance(result, tuple | list) and len(result) == 2
+        require(
+            two_arrays and all(isinstance(r, np.ndarray) for r in result),
+            f"{call} must give the keys and values so far, two arrays",
+        )
+        for name, index, mine, whole, old in zip(
+            ("keys", "values"), range(2), result, (keys, values), before, strict=True
+        ):
+            _check_stored(call, name, (mine, whole, old), written[index], written[1 - index], position)
 
 
-_WRITE = "write the key into keys and the value into values, at this position, over what is there"
+def _check_stored(call: str, name: str, arrays: tuple[Any, Any, Any], written: Any, other: Any, position: int) -> None:
+    """Check one of the two arrays: what was written into it, and the part of it that was returned."""
+    mine, whole, old = arrays
+    row = whole[position]
+    if np.array_equal(whole, old) and not np.array_equal(row, written[position]) and mine.shape == (position + 1, 4):
+        raise Wrong(f"{call} left {name} as it was and gave a copy: write in place, and give a view of {name}")
+    if not np.array_equal(row, written[position]):
+        reason = "at this position, over what is there"
+        changed = np.flatnonzero((whole != old).any(axis=1))
+        if np.array_equal(row, other[position]):
+            reason = "the two are exchanged"
+        elif np.allclose(row, old[position] + written[position]):
+            reason = "over what is there, not added to it"
+        elif len(changed):
+            reason = f"at this position, and it is written at {changed.tolist()}"
+        write = "write the key into keys and the value into values"
+        raise Wrong(f"{call} left {np.round(row, 3).tolist()} in {name}: {write}, {reason}")
+    others = np.delete(np.arange(len(whole)), position)
+    require(
+        np.array_equal(whole[others], old[others]),
+        f"{call} left other rows of {name} changed: write at this position only, and no more",
+    )
+    advice = f"{name} first to last up to and with this position, and no more"
+    require(
+        mine.shape == (position + 1, 4),
+        f"{call} gave {name} of the shape {mine.shape}, and {(position + 1, 4)} is right: {advice}",
+    )
+    require(
+        not np.array_equal(mine[-1], other[position]), f"{call} gave values where keys are due: keys first, then values"
+    )
+    require(
+        np.shares_memory(mine, whole) and mine.dtype == whole.dtype,
+        f"{call} gave a copy of {name} ({mine.dtype}): a view costs nothing, a copy grows with the length",
+    )
+    require(np.array_equal(mine, whole[: position + 1]), f"{call} gave other rows of {name}: {advice}")
 
 
-def _projections(answer: Callable[..., Any]) -> None:
-    """Check the exercise `tokens_computed`."""
-    for prompt, new in ((10, 5), (1, 1), (64, 1000), (3, 0)):
-        with_cache = prompt + max(new - 1, 0)
-        without = sum(prompt + i for i in range(new))
-        for cached, right in ((True, with_cache if new else 0), (False, without)):
-            call = f"tokens_computed({prompt}, {new}, cached={cached})"
-            hint = (
-                "the first new token comes out of the prompt's pass, and each further one out of a pass over "
-                "everything so far, or over what the cache does not hold"
-                if new
-                else "to generate nothing, nothing goes through the model"
-            )
-            mistakes = new * (
-                (prompt + new, "the last token is not fed back, so it needs no pass"),
-                (new, "the prompt goes through the model too"),
-                (prompt * new, "without a cache every pass is one token longer than the last"),
-                ((prompt + new) * new, "without a cache every pass is one token longer than the last"),
-                (without - prompt * new, "the prompt goes through the model in every pass"),
-                (without if cached else with_cache, "a cache makes it fewer, not more"),
-            )
-            same_number(answer(prompt, new, cached=cached), right, call, hint, mistakes=mistakes)
+def tokens_computed(prompt: int, new: int, cached: bool) -> int:
+    if not new:
+        return 0
+    return prompt + new - 1 if cached else sum(prompt + i for i in range(new))
 
+
+def _tokens(with_cache: Any = None, without: Any = None) -> Any:
+    """Return `tokens_computed` with another formula for one of the two cases."""
+
+    def mistaken(prompt: int, new: int, cached: bool) -> Any:
+        formula = with_cache if cached else without
+        return formula(prompt, new) if formula else tokens_computed(prompt, new, cached)
+
+    return mistaken
+
+
+_LONGER = "without a cache every pass is one token longer than the last"
+_FED_BACK = "the last token is not fed back, so it needs no pass"
 
 EXERCISES = (
-    Exercise("attend", "attention of one new query over the cached keys and values", _attend),
+    Exercise(
+        "attend",
+        "attention of one new query over the cached keys and values",
+        differential(
+            attend,
+            _attend_cases,
+            f"the softmax of the scores / sqrt(width), times the values; {_BEFORE}",
+            tolerance=1e-4,
+        ),
+    ),
     Exercise("store", "a new key and value, written in place", _store),
-    Exercise("tokens_computed", "how many positions go through the model", _projections),
+    Exercise(
+        "tokens_computed",
+        "how many positions go through the model",
+        differential(
+            tokens_computed,
+            lambda: [
+                Example((prompt, new), "" if new else "where nothing is generated", {"cached": cached})
+                for prompt, new in ((10, 5), (1, 1), (64, 1000), (7, 2), (3, 0))
+                for cached in (True, False)
+            ],
+            "the first new token comes out of the prompt's pass, and each further one out of a pass over everything so "
+            "far, or over what the cache does not hold",
+        ),
+    ),
 )

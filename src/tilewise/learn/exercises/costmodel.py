@@ -2,82 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tilewise.costmodel.metrics import opa, top_k_error
-from tilewise.learn.checking import Exercise, require, same_number
+from tilewise.learn.checking import Exercise
+from tilewise.learn.differential import Example, differential
 
 
-def _slowdown(answer: Callable[..., Any]) -> None:
-    """Check the exercise `slowdown`."""
+def slowdown(runtimes: Any, scores: Any, k: int) -> float:
+    return float(top_k_error(runtimes, scores, k))
+
+
+def _slowdown_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(0)
-    for count, k in ((1, 1), (5, 1), (30, 5), (4, 10)):
-        runtimes, scores = rng.uniform(1, 9, count), rng.standard_normal(count)
-        call = f"slowdown of the top {k} of {count}"
-        hint = "the best measured runtime among the k lowest scores, over the best of all, minus 1"
-        error = top_k_error(runtimes, scores, k)
-        by_score = np.argsort(scores)
-        mistakes = (
-            (error + 1, "a slowdown of nothing is 0: take 1 away"),
-            (runtimes[by_score[-k:]].min() / runtimes.min() - 1, "the lowest scores are the most promising"),
-            (runtimes[by_score[:k]].mean() / runtimes.min() - 1, "the best of the k decides, not their mean"),
-        )
-        same_number(answer(runtimes, scores, k), error, call, hint, mistakes=mistakes)
+    about = {1: "for one configuration", 4: "where k is larger than the number of configurations"}
+    return [
+        Example((rng.uniform(1, 9, count), rng.standard_normal(count), k), about.get(count, ""))
+        for count, k in ((30, 5), (40, 3), (12, 1), (50, 4), (1, 1), (5, 2), (4, 10))
+    ] + [Example((np.linspace(5.0, 1.0, 9), np.arange(9.0), 4), "where the lowest scores are the slowest")]
 
 
-def _pairs(answer: Callable[..., Any]) -> None:
-    """Check the exercise `ordered_pairs`."""
+def _of_best(choose: Any, scores_of: Any = lambda scores: scores) -> Any:
+    """Return `slowdown` with another choice among the k best, or other scores."""
+
+    def mistaken(runtimes: Any, scores: Any, k: int) -> Any:
+        return choose(runtimes[np.argsort(scores_of(scores))[:k]]) / runtimes.min() - 1
+
+    return mistaken
+
+
+_BEST_OF_ALL = "divide by the best of all, and take 1 away"
+
+
+def ordered_pairs(runtimes: Any, scores: Any) -> float:
+    return float(opa(runtimes, scores))
+
+
+def _pair_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(1)
-    for count in (25, 6, 2):
-        runtimes, scores = rng.permutation(count).astype(float), rng.standard_normal(count)
-        hint = "of all pairs with different runtimes, the share whose scores are ordered the same way"
-        share = opa(runtimes, scores)
-        mistakes = ((1 - share, "low scores belong to short runtimes: the orders must agree"),)
-        same_number(answer(runtimes, scores), share, f"ordered_pairs of {count}", hint, mistakes=mistakes)
-    value = answer(np.array([1.0, 1.0, 2.0]), np.array([0.3, 0.1, 0.9]))
-    hint = "a pair of equal runtimes has no right order, so leave it out"
-    same_number(value, 1.0, "ordered_pairs with two equal runtimes", hint)
-    value = answer(np.array([1.0, 2.0, 3.0]), np.array([0.3, 0.3, 0.9]))
-    hint = "a pair of equal scores counts as a pair, but is not in the right order"
-    same_number(value, 2 / 3, "ordered_pairs with two equal scores", hint)
-
-
-def _tile_numbers(answer: Callable[..., Any]) -> None:
-    """Check the exercise `tile_numbers`."""
-    for shape, tile in (((512, 512, 512), (64, 128, 32)), ((197, 768, 64), (32, 64, 64)), ((1, 10, 7), (8, 16, 16))):
-        numbers = answer(shape, tile)
-        counts = [-(-size // step) for size, step in zip(shape, tile, strict=True)]
-        padded = int(np.prod([count * step for count, step in zip(counts, tile, strict=True)]))
-        m, n, k = tile
-        right = {
-            "tiles": counts[0] * counts[1],
-            "waste": 1 - float(np.prod(shape)) / padded,
-            "bytes": 4 * (m * k + k * n + m * n),
-        }
-        hints = {
-            "tiles": "output tiles, rounded up at the border",
-            "waste": "the share of the padded work that is not in the problem",
-            "bytes": "one tile's float32 blocks of a, b and c",
-        }
-        require(
-            isinstance(numbers, dict) and set(numbers) == set(right),
-            f"tile_numbers must give a dict with {sorted(right)}",
+    cases = [
+        Example(
+            (rng.permutation(count).astype(float), rng.standard_normal(count)),
+            "for two configurations" if count == 2 else "",
         )
-        without_k = 1 - shape[0] * shape[1] / (counts[0] * counts[1] * m * n)
-        mistakes = {
-            "tiles": ((int(np.prod(counts)), "output tiles, however many steps of k each takes"),),
-            "waste": ((without_k, "k is padded to whole tiles too"),),
-        }
-        for name, value in right.items():
-            call = f"tile_numbers({shape}, {tile})[{name!r}]"
-            same_number(numbers[name], value, call, hints[name], mistakes=mistakes.get(name, ()))
+        for count in (25, 6, 40, 2)
+    ]
+    equal_runtimes = (np.array([1.0, 1.0, 2.0, 2.0, 3.0]), np.array([0.3, 0.1, 0.9, 0.2, 0.6]))
+    equal_scores = (np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.3, 0.3, 0.9, 0.3]))
+    return [
+        *cases,
+        Example(equal_runtimes, "with equal runtimes, which have no right order: leave such a pair out"),
+        Example(equal_scores, "with equal scores, which count as a pair but are not in the right order"),
+    ]
 
+
+def _share(counts: Any, agrees: Any, total: Any = None) -> Any:
+    """Return the share of pairs (i, j) that agree among those that count."""
+
+    def mistaken(r: Any, s: Any) -> float:
+        pairs = [
+            (r[i], r[j], s[i], s[j]) for i in range(len(r)) for j in range(len(r)) if i != j and counts(r[i], r[j])
+        ]
+        number = total(len(r)) if total else len(pairs)
+        return sum(float(agrees(*pair)) for pair in pairs) / number
+
+    return mistaken
+
+
+_BOTH = "of all pairs with different runtimes, the share whose scores are ordered the same way"
+
+
+def _without_equal_scores(r: Any, s: Any) -> float:
+    pairs = [(s[i], s[j]) for i in range(len(r)) for j in range(len(r)) if r[i] < r[j] and s[i] != s[j]]
+    return float(np.mean([x < y for x, y in pairs]))
+
+
+def tile_numbers(shape: Any, tile: Any) -> dict[str, float]:
+    return _tile_numbers(shape, tile)
+
+
+def _tile_numbers(shape: Any, tile: Any, count: Any = lambda size, step: -(-size // step)) -> dict[str, float]:
+    counts = [count(size, step) for size, step in zip(shape, tile, strict=True)]
+    padded = np.prod([number * step for number, step in zip(counts, tile, strict=True)])
+    m, n, k = tile
+    return {
+        "tiles": counts[0] * counts[1],
+        "waste": 1 - float(np.prod(shape)) / float(padded) if padded else 0.0,
+        "bytes": 4 * (m * k + k * n + m * n),
+    }
+
+
+def _with(name: str, value: Any) -> Any:
+    """Return `tile_numbers` with another value of one number, computed from the shape, the tile and the right ones."""
+    return lambda shape, tile: tile_numbers(shape, tile) | {name: value(shape, tile, tile_numbers(shape, tile))}
+
+
+_ROUND_UP = "output tiles are rounded up at the border"
+_PADDED = "waste is the share of the padded work that is not in the problem"
+_BLOCKS = "one tile's float32 blocks of a, b and c"
 
 EXERCISES = (
-    Exercise("slowdown", "how much slower the best of the top k is", _slowdown),
-    Exercise("ordered_pairs", "the share of pairs that are ordered rightly", _pairs),
-    Exercise("tile_numbers", "numbers a tile has without being run", _tile_numbers),
+    Exercise(
+        "slowdown",
+        "how much slower the best of the top k is",
+        differential(
+            slowdown,
+            _slowdown_cases,
+            "the best measured runtime among the k lowest scores, over the best of all, minus 1",
+        ),
+    ),
+    Exercise(
+        "ordered_pairs",
+        "the share of pairs that are ordered rightly",
+        differential(ordered_pairs, _pair_cases, _BOTH),
+    ),
+    Exercise(
+        "tile_numbers",
+        "numbers a tile has without being run",
+        differential(
+            tile_numbers,
+            lambda: [
+                Example((shape, tile), about)
+                for shape, tile, about in (
+                    ((197, 768, 64), (32, 64, 48), "where tiles reach over the border"),
+                    ((512, 512, 512), (64, 128, 32), "where tiles divide the problem"),
+                    ((1, 10, 7), (8, 16, 16), "where the problem is smaller than a tile"),
+                    ((100, 30, 90), (48, 8, 16), "where tiles reach over the border"),
+                )
+            ],
+            f"{_ROUND_UP}; {_PADDED}; bytes are of {_BLOCKS}",
+        ),
+    ),
 )

@@ -2,89 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilewise.learn.checking import Exercise, require, same_number
+from tilewise.learn.checking import Exercise
+from tilewise.learn.differential import Example, differential
+
+Shape = tuple[int, ...]
 
 
-def _percentile(answer: Callable[..., Any]) -> None:
-    """Check the exercise `percentile`."""
+def percentile(samples: list[float], q: float) -> float:
+    return float(np.percentile(samples, q))
+
+
+def _percentile_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(0)
-    for count in (1, 2, 5, 100):
-        samples = rng.exponential(size=count).tolist()
-        before = list(samples)
-        for q in (0, 50, 95, 100):
-            call = f"percentile of {count} samples at {q}"
-            hint = "sort, go to place q/100 * (n - 1), and interpolate between its two neighbours"
-            same_number(answer(samples, q), float(np.percentile(before, q)), call, hint)
-        require(samples == before, "the caller's list came back in another order: sort a copy")
+    about = {2: "for two samples", 1: "for one sample"}
+    cases = [
+        Example((rng.exponential(size=count).tolist(), q), about.get(count, f"for q = {q}"))
+        for count in (5, 100, 2, 1)
+        for q in (50, 95, 0, 100, 12.5)
+    ]
+    return [*cases, Example(([3.0, 1.0, 2.0, 1.0, 1.0], 60), "where times are equal")]
 
 
-def _conv_flops(answer: Callable[..., Any]) -> None:
-    """Check the exercise `conv_flops`."""
-    cases = (
-        ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0),
-        ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1),
-        ((4, 8, 17, 9), (5, 8, 5, 3), 2, 1),
-        ((1, 2, 10, 8), (3, 2, 3, 3), 2, 0),
-    )
-    for x_shape, w_shape, stride, padding in cases:
-        (n, channels, height, width), (filters, _, kh, kw) = x_shape, w_shape
-        rows, columns = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
-        right = 2 * n * filters * rows * columns * channels * kh * kw
-        call = f"conv_flops({x_shape}, {w_shape}, stride={stride}, padding={padding})"
-        hint = (
-            "for each image and filter there are (size + 2 * padding - kernel) // stride + 1 outputs along each axis; "
-            "each is a sum over channels and kernel, and a multiply-add counts as 2"
-        )
-        per_output = 2 * n * filters * channels * kh * kw
-        mistakes = (
-            (right / n, "each image of the batch is convolved"),
-            (right / 2, "a multiply-add counts as 2"),
-            (right / channels, "each output sums over all input channels"),
-            (right * channels / filters, "w has the filters first, then the input channels"),
-            (right / (kh * kw), "each output sums over all kernel elements"),
-            (per_output * height * width, "count outputs, of which there may be fewer than inputs"),
-            (
-                per_output * ((height - kh) // stride + 1) * ((width - kw) // stride + 1),
-                "padding makes the input larger",
-            ),
-            (
-                per_output * ((height + padding - kh) // stride + 1) * ((width + padding - kw) // stride + 1),
-                "padding is added on both sides",
-            ),
-            (
-                per_output * kh // kw * rows * ((width + 2 * padding - kh) // stride + 1),
-                "a kernel has kh rows and kw columns, which may differ",
-            ),
-            (per_output * (height + 2 * padding - kh + 1) * (width + 2 * padding - kw + 1), "a stride skips outputs"),
-        )
-        work = answer(x_shape, w_shape, stride=stride, padding=padding)
-        same_number(work, right, call, hint, mistakes=mistakes)
+def _sorted_place(samples: list[float], position: float) -> float:
+    """Interpolate at a place between two sorted samples."""
+    ordered = sorted(samples)
+    low = min(max(int(position), 0), len(ordered) - 1)
+    return ordered[low] + (position - int(position)) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
-def _attainable(answer: Callable[..., Any]) -> None:
-    """Check the exercise `least_seconds`."""
-    cases = ((3e9, 7e6, 1.3e11, 2e10), (3e6, 7e9, 1.3e11, 2e10), (0, 7e6, 1.3e11, 2e10), (3e10, 7e9, 1.3e11, 2e10))
-    for flops, bytes_moved, peak, bandwidth in cases:
-        right = max(flops / peak, bytes_moved / bandwidth)
-        call = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
-        hint = "flops / peak and bytes / bandwidth overlap at best, so the slower of the two decides, not their sum"
-        exchanged = flops / bandwidth, bytes_moved / peak
-        advice = "divide the FLOPs by the peak and the bytes by the bandwidth"
-        mistakes = (
-            (max(exchanged), advice),
-            (sum(exchanged), advice),
-            (max(flops // peak, bytes_moved // bandwidth), "divide with /, because // drops the fractions"),
-        )
-        same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint, mistakes=mistakes)
+def _unsorted(samples: list[float], q: float) -> float:
+    position = q / 100 * (len(samples) - 1)
+    low = int(position)
+    return samples[low] + (position - low) * (samples[min(low + 1, len(samples) - 1)] - samples[low])
 
+
+def _other_method(method: Any) -> Any:
+    return lambda samples, q: np.percentile(samples, q, method=method)
+
+
+_NEIGHBOURS = "interpolate between the two neighbours of the place q/100 * (n - 1), each weighed by how near it is"
+
+
+def conv_flops(x_shape: Shape, w_shape: Shape, stride: int = 1, padding: int = 0) -> int:
+    (n, channels, height, width), (filters, _, kh, kw) = x_shape, w_shape
+    rows, columns = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
+    return 2 * n * filters * rows * columns * channels * kh * kw
+
+
+def _conv_mistake(rows_of: Any = None, factor: Any = None) -> Any:
+    """Return `conv_flops` with another number of outputs along an axis, or another factor."""
+
+    def outputs(size: int, kernel: int, stride: int, padding: int) -> int:
+        return (size + 2 * padding - kernel) // stride + 1
+
+    def mistaken(x: Shape, w: Shape, stride: int = 1, padding: int = 0) -> float:
+        axis = rows_of or outputs
+        work = 2 * x[0] * w[0] * x[1] * w[2] * w[3]
+        count = axis(x[2], w[2], stride, padding) * axis(x[3], w[3], stride, padding)
+        return float(work * count * (factor(x, w) if factor else 1))
+
+    return mistaken
+
+
+def least_seconds(flops: float, bytes_moved: float, peak_flops: float, bandwidth: float) -> float:
+    return max(flops / peak_flops, bytes_moved / bandwidth)
+
+
+_SLOWER = "flops / peak and bytes / bandwidth overlap at best, so the slower of the two decides"
 
 EXERCISES = (
-    Exercise("percentile", "the p-th percentile of timings, without NumPy", _percentile),
-    Exercise("conv_flops", "the FLOPs of a convolution from its shapes", _conv_flops),
-    Exercise("least_seconds", "the least time the roofline allows", _attainable),
+    Exercise(
+        "percentile",
+        "the p-th percentile of timings, without NumPy",
+        differential(
+            percentile,
+            _percentile_cases,
+            "sort, go to place q/100 * (n - 1), and interpolate between its two neighbours",
+        ),
+    ),
+    Exercise(
+        "conv_flops",
+        "the FLOPs of a convolution from its shapes",
+        differential(
+            conv_flops,
+            lambda: [
+                Example((x, w), about, {"stride": stride, "padding": padding})
+                for x, w, stride, padding, about in (
+                    ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0, "for one filter of one element"),
+                    ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1, "with padding"),
+                    ((4, 8, 17, 9), (5, 8, 5, 3), 2, 1, "with stride and padding"),
+                    ((1, 2, 10, 8), (3, 2, 3, 3), 2, 0, "with stride 2"),
+                    ((3, 4, 9, 14), (6, 4, 1, 4), 3, 2, "with stride 3 and padding 2"),
+                )
+            ],
+            "for each image and filter there are (size + 2 * padding - kernel) // stride + 1 outputs along each axis; "
+            "each is a sum over channels and kernel, and a multiply-add counts as 2",
+        ),
+    ),
+    Exercise(
+        "least_seconds",
+        "the least time the roofline allows",
+        differential(
+            least_seconds,
+            lambda: [
+                Example((3e9, 7e6, 1.3e11, 2e10), "where the arithmetic decides"),
+                Example((3e6, 7e9, 1.3e11, 2e10), "where the memory decides"),
+                Example((0, 7e6, 1.3e11, 2e10), "where there are no FLOPs"),
+                Example((5e6, 0, 1.1e11, 3e10), "where no bytes move"),
+                Example((3e10, 7e9, 1.3e11, 2e10), "where both are near"),
+            ],
+            f"{_SLOWER}, not their sum",
+        ),
+    ),
 )

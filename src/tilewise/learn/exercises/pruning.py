@@ -2,101 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilewise.learn.checking import Exercise, require, same_array
+from tilewise.learn.checking import Exercise
+from tilewise.learn.differential import Example, differential
 
 
-def _mask(answer: Callable[..., Any]) -> None:
-    """Check the exercise `magnitude_mask`."""
+def magnitude_mask(weights: Any, sparsity: float) -> Any:
+    return _mask(np.abs(weights), round(sparsity * weights.size))
+
+
+def _mask(scores: Any, count: int) -> Any:
+    """Return False for the `count` smallest scores."""
+    mask = np.ones(scores.size, bool)
+    mask[np.argsort(scores, axis=None, kind="stable")[:count]] = False
+    return mask.reshape(scores.shape)
+
+
+def _mask_fault(mask: Any, right: Any, weights: Any, sparsity: float) -> str:
+    """Say what is wrong with a mask; any of several equal weights may go."""
+    if mask.shape != weights.shape or mask.dtype != bool:
+        return f"gave {mask.dtype} of the shape {mask.shape}: it must be an array of bool with the weights' shape; "
+    count, expected = int((~mask).sum()), round(sparsity * weights.size)
+    if count != expected:
+        return f"takes {count} of {weights.size} weights, and {expected} were asked for: "
+    if 0 < count < weights.size and np.abs(weights[mask]).min() < np.abs(weights[~mask]).max():
+        return "keeps a smaller weight than one it takes: "
+    return ""
+
+
+def _mask_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(0)
-    for shape, sparsity in (
-        ((7, 9), 0.7),
-        ((4, 5), 0.5),
-        ((10,), 0.0),
-        ((3, 4, 3, 3), 0.9),
-        ((6, 6), 0.34),
-        ((3, 5), 0.65),
-    ):
-        weights = rng.standard_normal(shape) if shape != (4, 5) else rng.integers(-2, 3, shape) / 2  # equal ones
-        call = f"magnitude_mask of {shape} at {sparsity}"
-        mask = np.asarray(answer(weights, sparsity))
-        require(mask.shape == shape and mask.dtype == bool, f"{call} must be an array of bool with the weights' shape")
-        removed_count, expected_count = int((~mask).sum()), round(sparsity * weights.size)
-        inverted = removed_count == weights.size - expected_count != expected_count > 0
-        exactly = "remove exactly round(sparsity * size) of all weights, also if many are equal or sparsity is 0"
-        advice = "True is for the weights that stay" if inverted else exactly
-        require(
-            removed_count == expected_count,
-            f"{call} takes {removed_count} of {weights.size} weights, and {expected_count} were asked for: {advice}",
-        )
-        if 0 < removed_count < weights.size:
-            keeps_largest = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
-            require(
-                bool(keeps_largest),
-                f"{call} keeps a smaller weight than one it takes: compare magnitudes, not values, of all weights",
-            )
+    settings = (
+        ((7, 9), 0.7, ""),
+        ((10,), 0.0, "where sparsity is 0"),
+        ((3, 4, 3, 3), 0.9, "for weights of a convolution"),
+        ((6, 6), 0.34, ""),
+        ((3, 5), 0.65, ""),
+        ((8,), 1.0, "where sparsity is 1"),
+        ((4, 5), 0.5, "where magnitudes are equal"),
+    )
+    return [
+        Example((rng.standard_normal(shape) if shape != (4, 5) else rng.integers(-2, 3, shape) / 2, sparsity), about)
+        for shape, sparsity, about in settings
+    ]
 
 
-def _two_of_four(answer: Callable[..., Any]) -> None:
-    """Check the exercise `two_of_four`."""
+def _by_rows(weights: Any, sparsity: float, axis: int) -> Any:
+    """Prune every row (axis -1) or column (axis 0) by itself."""
+    count = round(sparsity * weights.shape[axis])
+    mask = np.ones(weights.shape, bool)
+    smallest = np.take(np.argsort(np.abs(weights), axis=axis), range(count), axis=axis)
+    np.put_along_axis(mask, smallest, False, axis)
+    return mask
+
+
+_EXACTLY = "remove exactly round(sparsity * size) of all weights, also if many are equal or sparsity is 0"
+_STAY = "True is for the weights that stay"
+_MAGNITUDES = "compare magnitudes, not values, of all weights"
+
+
+def two_of_four(weights: Any) -> Any:
+    return _two_of_four(weights, -np.abs(weights.reshape(-1, 4)))
+
+
+def _two_of_four(weights: Any, order: Any, count: int = 2) -> Any:
+    """Keep the `count` weights of each group that come first in `order`."""
+    groups, mask = weights.reshape(-1, 4), np.zeros((weights.size // 4, 4))
+    np.put_along_axis(mask, np.argsort(order, axis=1, kind="stable")[:, :count], 1, axis=1)
+    return (groups * mask).reshape(weights.shape)
+
+
+def _two_fault(result: Any, right: Any, weights: Any) -> str:
+    """Say where a group of four is wrong; any of equal magnitudes may stay."""
+    if result.shape != right.shape:
+        return f"gave the shape {result.shape}, and {right.shape} is right: "
+    ours, theirs = (np.sort(np.abs(array).reshape(-1, 4), axis=1) for array in (right, np.asarray(result, float)))
+    if not np.allclose(ours, theirs, rtol=1e-5) or not np.all((result == weights) | (result == 0)):
+        groups = result.reshape(-1, 4), weights.reshape(-1, 4)
+        wrong = ~np.isclose(ours, theirs).all(1) | ~((groups[0] == groups[1]) | (groups[0] == 0)).all(1)
+        at = int(np.flatnonzero(wrong)[0])
+        return f"gave {groups[0][at].tolist()} for {groups[1][at].tolist()}: "
+    return ""
+
+
+def _two_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
     rng = np.random.default_rng(1)
-    for shape in ((3, 8), (1, 4), (5, 16)):
-        weights = rng.standard_normal(shape)
-        groups = np.abs(weights).reshape(-1, 4)
-        right = np.zeros(groups.shape)
-        np.put_along_axis(right, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
-        hint = "in each run of four neighbours in a row, the two of largest magnitude stay"
-        before = weights.copy()
-        mask = right.reshape(shape)
-        mistakes = (
-            (mask, "give the weights, not the mask"),
-            (before**2 * mask, "give the weights, not their squares"),
-            (before * (1 - mask), "the two largest stay, the two smallest become zero"),
-            (before * _largest_two(before), "compare magnitudes, not values"),
-        )
-        result = np.asarray(answer(weights), float)
-        same_array(result, before * mask, f"two_of_four of {shape}", hint, mistakes=mistakes)
-        require(np.array_equal(weights, before), "the caller's weights came back changed: work on a copy")
-    result = np.asarray(answer(np.array([[1.0, -1.0, 1.0, 1.0]])))
-    advice = "exactly two of every four stay, also if magnitudes are equal"
-    require(int((result != 0).sum()) == 2, f"two_of_four of [1, -1, 1, 1] gave {result.tolist()}: {advice}")
+    cases = [Example((rng.standard_normal(shape),), "") for shape in ((3, 8), (1, 4), (4, 4), (5, 16))]
+    equal = np.array([[1.0, -1.0, 1.0, 1.0], [0.5, 0.5, 0.0, 0.0]])
+    return [*cases, Example((equal,), "where magnitudes are equal: exactly two of every four stay")]
 
 
-def _largest_two(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Mask the two largest values (not magnitudes) of every four neighbours: a common mistake."""
+def _of_columns(weights: Any) -> Any:
+    return two_of_four(np.ascontiguousarray(weights.T)).T.reshape(weights.shape)
+
+
+def _half_of_row(weights: Any) -> Any:
+    return weights * _by_rows(weights, 0.5, -1)
+
+
+def _above_threshold(weights: Any) -> Any:
     groups = weights.reshape(-1, 4)
-    mask = np.zeros(groups.shape)
-    np.put_along_axis(mask, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
-    return mask.reshape(weights.shape)
+    second = np.sort(np.abs(groups), axis=1)[:, [2]]
+    return np.where(np.abs(groups) >= second, groups, 0).reshape(weights.shape)
 
 
-def _remove_units(answer: Callable[..., Any]) -> None:
-    """Check the exercise `remove_units`."""
-    rng = np.random.default_rng(2)
-    for inputs, hidden, outputs, units in ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (3, 4, 4, [0, 1, 2, 3])):
-        w1, b1 = rng.standard_normal((hidden, inputs)), rng.standard_normal(hidden)
-        w2, x = rng.standard_normal((outputs, hidden)), rng.standard_normal((10, inputs))
-        masked = np.maximum(x @ w1.T + b1, 0) * np.isin(np.arange(hidden), units)
-        small = answer(w1, b1, w2, units)
-        call = f"remove_units of {hidden} units keeping {units}"
-        require(len(small) == 3, f"{call} must give w1, b1 and w2")
-        shapes = [np.shape(array) for array in small]
-        want = [(len(units), inputs), (len(units),), (outputs, len(units))]
-        require(shapes == want, f"{call} gave the shapes {shapes}, and {want} is right: {_UNIT}")
-        s1, c1, s2 = small
-        result = np.maximum(x @ s1.T + c1, 0) @ s2.T
-        same_array(result, masked @ w2.T, call, f"{_UNIT}, and the kept ones do not change")
+def _first_group_only(weights: Any) -> Any:
+    return np.concatenate([two_of_four(np.ascontiguousarray(weights[:, :4])), weights[:, 4:]], axis=1)
+
+
+_LARGEST = "in each run of four neighbours in a row, the two of largest magnitude stay, at their places"
+
+
+def remove_units(w1: Any, b1: Any, w2: Any, kept: Any) -> tuple[Any, Any, Any]:
+    return w1[kept], b1[kept], w2[:, kept]
 
 
 _UNIT = "a unit is a row of w1, an element of b1 and a column of w2: remove all three of each unit that is not in kept"
 
 
+def _units_fault(small: Any, right: Any, w1: Any, *_: Any) -> str:
+    """Say what is wrong with a smaller network; its units may be in any order."""
+    for name, mine, expected in zip(("w1", "b1", "w2"), small, right, strict=True):
+        if mine.shape != expected.shape:
+            return f"gave {name} of the shape {mine.shape}, and {expected.shape} is right: "
+    x = np.random.default_rng(3).standard_normal((10, w1.shape[1]))
+    result, masked = (np.maximum(x @ a.T + b, 0) @ c.T for a, b, c in (small, right))
+    return (
+        ""
+        if np.allclose(result, masked, rtol=1e-4, atol=1e-6)
+        else "answers otherwise than the network with kept units only: "
+    )
+
+
+def _unit_cases() -> list[Example]:
+    """List inputs, with what is special about each."""
+    rng = np.random.default_rng(2)
+    sizes = ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (6, 6, 6, [4, 1, 0]), (3, 4, 4, [0, 1, 2, 3]))
+    return [
+        Example(
+            (
+                rng.standard_normal((hidden, inputs)),
+                rng.standard_normal(hidden),
+                rng.standard_normal((outputs, hidden)),
+                units,
+            ),
+            "where all sizes are equal"
+            if inputs == outputs == hidden
+            else "where all units are kept"
+            if len(units) == hidden
+            else "",
+        )
+        for inputs, hidden, outputs, units in sizes
+    ]
+
+
+def _others(b1: Any, units: Any) -> list[int]:
+    return [unit for unit in range(len(b1)) if unit not in units]
+
+
+_CHANGE = f"{_UNIT}, and the kept ones do not change"
+
+
+def _unit_mask(b1: Any, units: Any) -> Any:
+    return np.isin(np.arange(len(b1)), units)
+
+
 EXERCISES = (
-    Exercise("magnitude_mask", "which weights stay at a given sparsity", _mask),
-    Exercise("two_of_four", "the 2:4 pattern", _two_of_four),
-    Exercise("remove_units", "a smaller network that answers as the masked one", _remove_units),
+    Exercise(
+        "magnitude_mask",
+        "which weights stay at a given sparsity",
+        differential(magnitude_mask, _mask_cases, f"{_EXACTLY}; {_MAGNITUDES}", fault=_mask_fault),
+    ),
+    Exercise(
+        "two_of_four",
+        "the 2:4 pattern",
+        differential(two_of_four, _two_cases, _LARGEST, fault=_two_fault),
+    ),
+    Exercise(
+        "remove_units",
+        "a smaller network that answers as the masked one",
+        differential(remove_units, _unit_cases, _CHANGE, fault=_units_fault),
+    ),
 )

@@ -1,0 +1,361 @@
+"""Differential checks: an answer is compared with a reference on many inputs; its mistake is inferred from all results.
+
+A wrong answer is compared with what known mistakes give (the files in `mistakes/`), then with the reference's result
+after a simple change (a sign, a factor, another order), then with what the reference gives for changed arguments, such
+as `stride` = 1 in every call. The candidate that agrees with most wrong results names the mistake; if none does, the
+feedback says which inputs are wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from tilewise.learn.checking import AnswerFailed, Wrong, short
+
+Function = Callable[..., Any]
+Fault = Callable[..., str]
+Mistakes = list[tuple[str, Function]]  # a hint, and a function that makes the mistake
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of one call; `about` says what is special about them: "where magnitudes are equal"."""
+
+    args: tuple[Any, ...]
+    about: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """One call of the answer: its result and the reference's (one part, if both are a tuple or a dict)."""
+
+    case: Example
+    call: str
+    result: Any
+    right: Any
+    complaint: str  # empty if the result is right
+
+
+def differential(
+    reference: Function,
+    cases: Callable[[], Sequence[Example]],
+    hint: str,
+    *,
+    fault: Fault | None = None,
+    tolerance: float = 1e-6,
+) -> Callable[[Function], None]:
+    """Return the check of an exercise.
+
+    `fault(result, right, *args)` returns what is wrong with a result, or "", where several results are right; by
+    default, it has to be close to the reference's.
+    """
+
+    def check(answer: Function) -> None:
+        """Call the answer with every input; raise Wrong with the hint for its mistake."""
+        trials = [_run(answer, reference, case, fault, tolerance) for case in cases()]
+        stopped = [trial for trial in trials if isinstance(trial.result, AnswerFailed)]
+        wrong = [trial for trial in trials if trial.complaint and trial not in stopped]
+        if stopped and (len(stopped) == len(trials) or not wrong):
+            raise AnswerFailed(stopped[0].complaint)
+        if wrong:
+            returned = [trial for trial in trials if trial not in stopped]
+            advice = _infer_mistake(returned, reference, tolerance) or _where(returned) + hint
+            raise Wrong(f"{wrong[0].call} {wrong[0].complaint}{advice}")
+        first = cases()[0]
+        if not close(answer(*first.args, **first.options), trials[0].result, tolerance):
+            raise Wrong(f"{trials[0].call} gave another result when it was called again: use nothing but the arguments")
+
+    return check
+
+
+def _run(answer: Function, reference: Function, case: Example, fault: Fault | None, tolerance: float) -> _Outcome:
+    """Call the answer and the reference; an answer must not change its arguments."""
+    parameters = list(inspect.signature(reference).parameters)
+    arguments = [*map(short, case.args), *(f"{name}={value!r}" for name, value in case.options.items())]
+    call = f"{reference.__name__}({', '.join(arguments)})"
+    args = copy.deepcopy(case.args)
+    try:
+        result = answer(*args, **case.options)
+    except AnswerFailed as failure:
+        advice = f": it must work {case.about}" if case.about else ""
+        return _Outcome(case, "it stops with", failure, None, f"{failure}{advice}")
+    for name, mine, theirs in zip(parameters, case.args, args, strict=False):
+        if not close(mine, theirs, 0):
+            raise Wrong(f"{call} changed the caller's {name}: work on a copy")
+    right = reference(*case.args, **case.options)
+    if complaint := _wrong_form(result, right):
+        raise Wrong(f"{call} gave {complaint}")
+    if fault is not None:
+        return _Outcome(case, call, result, right, fault(result, right, *case.args))
+    # Of a tuple or a dict, only the first part that is wrong is looked at.
+    for key, part in _items(right):
+        theirs = result[key] if key is not None else result
+        if not close(theirs, part, tolerance):
+            where = "" if key is None else f"[{key!r}]"
+            return _Outcome(case, call + where, result, right, _difference(theirs, part))
+    return _Outcome(case, call, result, right, "")
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and parts of a tuple or a dict, or None and the value itself."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, tuple):
+        yield from enumerate(value)
+    else:
+        yield None, value
+
+
+def _wrong_form(result: Any, right: Any) -> str:
+    """Describe a result whose type is not the reference's; "" if it is."""
+    if result is None:
+        return "None: end it with return"
+    if isinstance(right, dict):
+        names = f"a dict with {sorted(right)}"
+        return (
+            "" if isinstance(result, dict) and set(result) == set(right) else f"{short(result)}: it must give {names}"
+        )
+    if isinstance(right, tuple):
+        if isinstance(result, tuple | list) and len(result) == len(right):
+            forms = (_wrong_form(mine, part) for mine, part in zip(result, right, strict=True))
+            return next(filter(None, forms), "")
+        return f"{short(result)}, which has not the form that its first lines ask for: a tuple of {len(right)}"
+    if isinstance(right, np.ndarray):
+        return "" if isinstance(result, np.ndarray) else f"{short(result)}, which is not an array"
+    number = isinstance(result, int | float | np.number | np.bool_)
+    return (
+        ""
+        if number or (np.shape(result) == () and isinstance(result, np.ndarray))
+        else f"{short(result)}, which is not a number"
+    )
+
+
+def _difference(result: Any, right: Any) -> str:
+    """Say where a result differs from the right one."""
+    if not isinstance(right, np.ndarray):
+        return f"gave {float(result):.6g}, and {float(right):.6g} is right: "
+    if result.shape != right.shape:
+        return f"gave the shape {result.shape}, and {right.shape} is right: "
+    error = np.abs(np.nan_to_num(result.astype(np.float64), nan=np.inf) - right)
+    index = tuple(int(i) for i in np.unravel_index(int(error.argmax()), right.shape))
+    return f"gave {result[index]} at {index}, and {right[index]} is right: "
+
+
+def close(a: Any, b: Any, tolerance: float) -> bool:
+    """Compare two results: arrays by shape and values, tuples and dicts part by part."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, tuple) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    try:
+        if np.shape(a) != np.shape(b):
+            return False
+        if not tolerance:
+            return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind in "fc"))
+        return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * min(1.0, float(np.max(np.abs(b), initial=0.0)))))
+    except (TypeError, ValueError):
+        return bool(a == b)
+
+
+# --- the mistake behind the wrong results ---
+
+
+def known_mistakes(reference: Function) -> Mistakes:
+    """Return the known mistakes of an exercise, from the file of its lesson.
+
+    A line is a hint; the indented lines below it are expressions of the exercise's arguments that make this mistake.
+    """
+    names, lesson = list(inspect.signature(reference).parameters), reference.__module__.rpartition(".")[2]
+    text = (files("tilewise.learn") / "mistakes" / f"{lesson}.txt").read_text(encoding="utf-8")
+    section = text.partition(f"@ {reference.__name__}\n")[2].partition("\n@ ")[0]
+    hint, mistakes = "", []
+    for line in section.splitlines():
+        if line.startswith(" "):
+            # The expression is part of this package, as the exercise is.
+            code = f"lambda {', '.join(names)}: {line.strip()}"
+            mistakes.append((hint, eval(code, reference.__globals__)))  # noqa: S307
+        else:
+            hint = line
+    return mistakes
+
+
+def _infer_mistake(trials: list[_Outcome], reference: Function, tolerance: float) -> str:
+    """Return the hint of the candidate that agrees with most wrong results; "" if none does."""
+    wrong = [trial for trial in trials if trial.complaint]
+
+    def agreement(candidate: Function) -> tuple[int, int]:
+        """Count the wrong results that a candidate explains, and (negative) the right ones that it contradicts."""
+        values = [_attempt(candidate, trial) for trial in trials]
+        agrees = [close(value, trial.result, max(tolerance, 1e-9)) for value, trial in zip(values, trials, strict=True)]
+        differs = [not close(value, trial.right, tolerance) for value, trial in zip(values, trials, strict=True)]
+        explained = sum(s and d and bool(t.complaint) for s, d, t in zip(agrees, differs, trials, strict=True))
+        return explained, -sum(not s and not t.complaint for s, t in zip(agrees, trials, strict=True))
+
+    def on_trial(function: Function) -> Function:
+        return lambda trial: function(*copy.deepcopy(trial.case.args), **trial.case.options)
+
+    specific = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
+    if specific and (best := max(specific, key=lambda entry: entry[0]))[0][0] == len(wrong):
+        return best[1]
+    general = [*_changed_results(wrong), *_changed_arguments(trials, reference)]
+    for text, candidate in general:
+        if agreement(candidate) == (len(wrong), 0):
+            return text
+    dtype, right = (getattr(value, "dtype", None) for value in (wrong[0].result, wrong[0].right))
+    if right == np.float64 and dtype in (np.float16, np.dtype(int)):
+        return f"its dtype is {dtype}: {'16 bits are too few' if dtype == np.float16 else 'it has no fractions'}"
+    return best[1] if specific and 2 * best[0][0] > len(wrong) else ""  # most wrong results, but not all
+
+
+def _attempt(candidate: Function, trial: _Outcome) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            return candidate(trial)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # impossible for these arguments
+        return None
+
+
+def _where(trials: list[_Outcome]) -> str:
+    """Say which inputs are wrong, if others are right."""
+    wrong = [trial for trial in trials if trial.complaint]
+    places = list(dict.fromkeys(trial.case.about for trial in wrong))
+    if len(wrong) == len(trials) or "" in places:
+        return ""
+    return f"it is wrong only {' and '.join(places)}; "
+
+
+def _changed_results(wrong: list[_Outcome]) -> Iterator[tuple[str, Function]]:
+    """Yield hints with functions that change the right result in the way that the hint describes."""
+
+    def each(transform: Callable[[Any], Any]) -> Function:
+        def changed(trial: _Outcome) -> Any:
+            right = trial.right
+            if isinstance(right, dict):
+                return {key: transform(value) for key, value in right.items()}
+            return tuple(map(transform, right)) if isinstance(right, tuple) else transform(right)
+
+        return changed
+
+    yield "the sign is the wrong way round", each(lambda value: -value)
+    yield "it is the reciprocal: divide the other way", each(lambda value: 1 / value)
+    yield "it is 1 minus the right value", each(lambda value: 1 - value)
+    yield "it is transposed", each(lambda value: value.T if np.ndim(value) > 1 else None)
+    yield "the order is reversed", each(lambda value: value[::-1])
+    yield "the sign of each number is lost: only magnitudes are compared", each(np.abs)
+    for digits in range(4):
+        yield "it is rounded: give the exact value", each(partial(np.round, decimals=digits))
+    yield "it is truncated to a whole number, so the fractions are lost", each(np.trunc)
+    for size in (np.float16, np.float32):
+        yield (
+            f"it is rounded to {np.dtype(size).itemsize * 8} bits",
+            each(partial(np.asarray, dtype=size)),
+        )
+    yield "the numbers are right: reshape them", lambda trial: _rearranged(trial, np.ravel)
+    yield (
+        "these are the right numbers in the wrong order or place",
+        lambda trial: _rearranged(trial, lambda values: np.sort(values, axis=None)),
+    )
+    first = wrong[0]
+    try:
+        factor = float(np.ravel(first.result)[0] / np.ravel(first.right)[0])
+        offset = float(np.ravel(first.result)[0] - np.ravel(first.right)[0])
+    except (TypeError, ValueError, IndexError, ZeroDivisionError):
+        return
+    if not (np.isfinite(factor) and np.isfinite(offset)):
+        return
+    power_of_ten = abs(np.log10(factor) - round(np.log10(factor))) < 1e-9 if factor > 0 else False
+    look = "look at the units" if power_of_ten else "look for a constant factor"
+    yield f"it is {factor:.4g} times the right value: {look}", each(lambda value: value * factor)
+    yield f"it is always {abs(offset):g} too {'large' if offset > 0 else 'small'}", each(lambda value: value + offset)
+
+
+def _rearranged(trial: _Outcome, arrange: Function) -> Any:
+    """Return the result itself if it has the right numbers in another arrangement."""
+    if (
+        not isinstance(trial.right, np.ndarray)
+        or trial.right.dtype == bool
+        or not np.allclose(arrange(trial.result), arrange(trial.right), rtol=1e-5)
+    ):
+        return None
+    return trial.result
+
+
+def _changed_arguments(trials: list[_Outcome], reference: Function) -> Iterator[tuple[str, Function]]:
+    """Yield hints with what the reference gives for changed arguments."""
+    names = list(inspect.signature(reference).parameters)
+    defaults = [parameter.default for parameter in inspect.signature(reference).parameters.values()]
+
+    def call(transform: Callable[[list[Any]], None]) -> Function:
+        def changed(trial: _Outcome) -> Any:
+            args = [*copy.deepcopy(trial.case.args), *defaults[len(trial.case.args) :]]
+            for name, value in trial.case.options.items():
+                args[names.index(name)] = value
+            transform(args)
+            return reference(*args)
+
+        return changed
+
+    def replace(at: int, transform: Function) -> Function:
+        def apply(args: list[Any]) -> None:
+            args[at] = transform(args[at])
+
+        return call(apply)
+
+    for at, name in enumerate(names):
+        values = [
+            trial.case.args[at] if at < len(trial.case.args) else trial.case.options.get(name) for trial in trials
+        ]
+        for text, transform in _changes(values[0]):
+            yield f"{text.format(name=name)}", replace(at, transform)
+        for value in {value for value in values if isinstance(value, int | float)}:
+            yield f"it takes {name} as {value!r} in every call", replace(at, lambda _, value=value: value)
+    for at, name in enumerate(names):
+        for other in range(at):
+
+            def exchange(args: list[Any], at: int = at, other: int = other) -> None:
+                args[at], args[other] = args[other], args[at]
+
+            yield f"{names[other]} and {name} are exchanged", call(exchange)
+
+
+def _changes(value: Any) -> Iterator[tuple[str, Function]]:
+    """Yield changes of an argument that a wrong answer may amount to, by its type."""
+    if isinstance(value, bool):
+        yield "{name} is taken the wrong way round", lambda flag: not flag
+    elif isinstance(value, int | float):
+        for constant in (0, 1):
+            yield f"{{name}} is not taken into account (it is right for {{name}} = {constant})", lambda _, c=constant: c
+        yield "{name} is taken one too large", lambda number: number + 1
+        yield "{name} is taken one too small", lambda number: number - 1
+    elif isinstance(value, tuple):
+        for at in range(len(value)):
+            yield f"{{name}}[{at}] is not taken into account", lambda items, at=at: (*items[:at], 1, *items[at + 1 :])
+            for other in range(at):
+                text = f"{{name}}[{other}] and {{name}}[{at}] are exchanged, or one is used for both"
+                yield (
+                    text,
+                    lambda items, a=other, b=at: tuple(
+                        {a: items[b], b: items[a]}.get(i, x) for i, x in enumerate(items)
+                    ),
+                )
+                yield text, lambda items, a=other, b=at: tuple(items[a] if i == b else x for i, x in enumerate(items))
+                yield text, lambda items, a=other, b=at: tuple(items[b] if i == a else x for i, x in enumerate(items))
+    elif isinstance(value, np.ndarray | list):
+        yield "{name} has the wrong sign", lambda array: -np.asarray(array)
+        yield "the sign of {name} is lost", lambda array: np.abs(array)
+        yield "{name} is transposed", lambda array: array.T if array.ndim > 1 else None
+        yield "only the first of {name} is used", lambda array: array[:1]
+        yield "the last of {name} is left out", lambda array: array[:-1]
+        yield "the first of {name} is left out", lambda array: array[1:]
+        yield "{name} is taken in the reverse order", lambda array: array[::-1]
+        yield "equal numbers in {name} count once only", lambda array: sorted(set(np.ravel(array).tolist()))
+        yield "{name} is cut to whole numbers", lambda array: np.trunc(array)
