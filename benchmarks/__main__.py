@@ -7,7 +7,7 @@ import sys
 import time
 
 ALL = (
-    "gemm", "rows", "conv", "networks", "train_step", "int8", "sparse", "pruned", "decode", "profiling", "tuning",
+    "gemm", "rows", "conv", "networks", "train_step", "int8", "sparse", "decode", "profiling", "tuning",
     "replay", "int8_accuracy", "prune_accuracy", "modules", "plan_speed",
 )  # fmt: skip
 

@@ -51,7 +51,8 @@ def test_events_have_the_names_of_the_competition() -> None:
     with pytest.raises(ConfigurationError, match="known are MLP_SPRINT"):
         TinyMLPerf.event("RELAY")
     with pytest.raises(ConfigurationError, match="did you mean 'MLP_SPRINT'"):
-        TinyMLPerf.event("mlp_sprint")
+        TinyMLPerf.event("MLP_SPRIN")
+    assert TinyMLPerf.event("mlp sprint").name == "MLP_SPRINT"
 
 
 def test_drawn_inputs_are_new_each_time_and_look_like_the_public_ones() -> None:

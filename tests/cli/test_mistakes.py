@@ -27,7 +27,7 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         (["compete", "board", "--board", "https://[::1"], "is not an address"),
         (["compete", "board", "--board", "http://x:abc"], "nonnumeric port"),
-        (["compete", "board", "--board", "b.sqlite", "--event", "mlp_sprint"], "did you mean 'MLP_SPRINT'?"),
+        (["compete", "board", "--board", "b.sqlite", "--event", "mlp_sprin"], "did you mean 'MLP_SPRINT'?"),
         (["check", "CACHING"], "did you mean 'caching'?"),
         (["check", "caching", "--more"], "--hint EXERCISE"),
         pytest.param(["tune", "matmul", "8x8x8", "--set", "m=3"], "m is 8 already", marks=needs_native),

@@ -360,9 +360,8 @@ def test_a_sparse_gpt_writes_what_the_pruned_one_writes():
     assert np.array_equal(list(generate(sparse, pair, 8)), list(generate(pruned, pair, 8)))
     if native is not None:
         assert type(make_engine(sparse)).__name__ == "NativeEngine"
-        assert (
-            make_engine(sparse).weight_bytes <= make_engine(pruned).weight_bytes
-        )  # where sparse is not faster, layers stay dense
+        # Batches of tokens pack a second layout of the weights.
+        assert make_engine(sparsify(pruned)).weight_bytes <= 0.5 * make_engine(pruned).weight_bytes
         with pytest.raises(ConfigurationError, match="sparse weights"):
             list(generate(sparse, prompt, 2, weights="int8"))
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tilewise._events import recorders
 from tilewise._extension import native
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.backend.tuned import tuned_chooser
 from tilewise.errors import ConfigurationError, TilewiseError, as_array, did_you_mean, type_name
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import tilewise
 from tilewise._addons import require
-from tilewise._instance_methods import ExplainsMethods
 from tilewise._system import child_environment
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
 from tilewise.bench.measure import Settings

@@ -7,7 +7,7 @@ stored positions. Of a cache with several layers, pass one: `cache.layer(i)`. It
 
 from __future__ import annotations
 
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, type_name
 from tilewise.generate.cache import KVCache
 from tilewise.nn.layers import Rng

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, TilewiseError, type_name
 from tilewise.profile.events import ProfileEvent, Recording
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewise._extension import native
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.profile import leaks
 from tilewise.profile.leaks import (
     AllocationSite,

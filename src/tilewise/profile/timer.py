@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, type_name
 from tilewise.profile.timing import clock
 from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit

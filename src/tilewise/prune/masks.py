@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, as_array, type_name
 
 Array = npt.NDArray[Any]

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise._instance_methods import ExplainsMethods
 from tilewise.backend import current_backend
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError, type_name
 from tilewise.graph.plan import compile
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, MultiHeadAttention, Sequential

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from tilewise._extension import native
-from tilewise._instance_methods import ExplainsMethods
 from tilewise.backend import current_backend
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, GradientError, ShapeError, type_name
 from tilewise.nn import Conv2d, Linear, Module
 from tilewise.ops.base import Grads, Operation

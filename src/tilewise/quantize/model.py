@@ -137,7 +137,7 @@ class QuantizedModel(Module):
         except ValueError as error:
             raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
         result, last = self._as_float(values[len(self.graph.steps) - 1]), self.graph.steps[-1]
-        if last.shape[:1] == (self.graph.batch,) and len(result) != len(x):
+        if self.graph.batch > 1 and last.shape[:1] == (self.graph.batch,) and len(result) != len(x):
             raise ShapeError(f"this model works on batches of {self.graph.batch} only, and {len(x)} inputs were given")
         return result
 

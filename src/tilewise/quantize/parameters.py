@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise._instance_methods import ExplainsMethods
+from tilewise.backend.instance_methods import ExplainsMethods
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, as_array, type_name
 from tilewise.tensor import Array
 

@@ -283,9 +283,10 @@ def _get_item(low: Lowering, number: int, node: Node) -> Op | bool | None:
     by_pixel = whole_images and any(isinstance(entry, np.ndarray) for entry in entries)
     if not by_pixel or not low.is_float or not isinstance(source, Value) or len(node.shape) != 4:
         return lower_view_node(low, number, node)
-    x, (height, width) = low.image(source), low.shapes[source.number][2:]
-    if x is None:
+    x, shape = low.image(source), low.shapes[source.number]
+    if x is None or len(shape) != 4:
         return None
+    height, width = shape[2:]
     return _gather_spatial(x, np.arange(height * width).reshape(height, width)[index[2:]], node)
 
 
