@@ -49,8 +49,8 @@ REFERENCES = [
 def test_each_known_mistake_fails_and_is_named(exercise, reference):
     check = CHECKS.get(exercise.name, exercise.check)
     for hint, mistake in known_mistakes(reference):
-        said = _verdict(Exercise(exercise.name, "", check), partial(_as_answer, mistake))
-        assert hint in said or "it stops with" in said or "accumulate in int32" in said, (hint, said)
+        verdict = _verdict(Exercise(exercise.name, "", check), partial(_as_answer, mistake))
+        assert hint in verdict or "it stops with" in verdict or "accumulate in int32" in verdict, (hint, verdict)
 
 
 def _as_answer(function, *args, **options):

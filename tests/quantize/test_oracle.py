@@ -146,8 +146,8 @@ def test_the_predicted_error_is_kept_by_95_percent_of_images_with_95_percent_con
     rng, exact = np.random.default_rng(images), np.ones((images, 1))
     quantile = 0.01 * np.exp(1.645 * spread)  # the error that 95 % of all images keep
     draws = (0.01 * np.exp(rng.normal(0, spread, (images, 1))) for _ in range(400))
-    kept = np.mean([predicted_error(exact + errors, exact, STATED_SPREAD_PRIOR) >= quantile for errors in draws])
-    assert kept >= 0.93  # of 400 draws with a probability of 0.95
+    coverage = np.mean([predicted_error(exact + errors, exact, STATED_SPREAD_PRIOR) >= quantile for errors in draws])
+    assert coverage >= 0.93  # of 400 draws with a probability of 0.95
 
 
 def test_mirrored_copies_do_not_count_as_images() -> None:

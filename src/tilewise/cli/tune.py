@@ -132,7 +132,7 @@ def _family_names_of(device: str) -> list[str]:
 
 
 def _check_spelling(what: str, device: str) -> None:
-    """Raise an error if `what` is no model and no file but nearly the name of a kernel family."""
+    """Raise an error if `what` looks like a misspelt kernel family rather than a model or a file."""
     import difflib
 
     from tilewise.errors import ConfigurationError

@@ -181,7 +181,7 @@ def _restored_familiarity(tensors: dict[str, npt.NDArray[Any]], file: Path) -> F
 
 
 def _is_member(member: Any) -> bool:
-    """Tell whether an entry of a blend's record is a positive weight with the record of a model that is no blend."""
+    """Tell whether a blend's entry is a positive weight and the record of a single model, not another blend."""
     weight = member.get("weight") if isinstance(member, dict) else None
     weighted = isinstance(weight, int | float) and 0 <= weight < 1e9
     return weighted and isinstance(member.get("record"), dict) and member["record"].get("model") != BLEND

@@ -98,7 +98,7 @@ class Lowering:
         return max(map(self._materialize, self._operands(node)), default=False)
 
     def _materialize(self, value: int) -> bool:
-        """Make a view a stored value, natively if possible; return False if the value is no view."""
+        """Make a view a stored value, natively if possible; return False if the value is not a view."""
         if value not in self.views:
             return False
         is_native = self.is_native(self.resolve(self.views[value].source))

@@ -89,7 +89,7 @@ def _reshape_copy(low: Lowering, number: int, node: Node) -> bool | None:
 
 
 def _view(low: Lowering, value: Any) -> View | None:
-    """Return a value as a view: the one it is, or that of all of itself; None if it is no traced value."""
+    """Return a value as a view, of itself if it is not a view already; None if it is not traced."""
     if not isinstance(value, Value):
         return None
     source, shape = low.resolve(value), low.shapes[value.number]

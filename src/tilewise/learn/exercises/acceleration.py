@@ -48,7 +48,7 @@ def blocked_matmul(a: Any, b: Any, block: int) -> Any:
 
 
 def _blocked(answer: Callable[..., Any]) -> None:
-    """Check the exercise `blocked_matmul`: the product first, then what was read at once."""
+    """Check the exercise `blocked_matmul`: first its result, then the size of the blocks it reads."""
     reads: list[str] = []
 
     def watched_answer(a: Any, b: Any, block: int) -> Any:

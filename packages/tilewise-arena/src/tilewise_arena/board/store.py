@@ -361,7 +361,7 @@ class Board:
             }
 
     def _submission(self, number: int) -> Mapping[str, Any]:
-        """Read from the ledger what was submitted as entry `number`; without a link, an object without files."""
+        """Read the submission of entry `number` from the ledger; without a link it has no files."""
         entries, ledger = schema.entries, schema.ledger
         with self.read() as connection:
             link = select(entries.c.link).where(entries.c.id == number).scalar_subquery()

@@ -256,7 +256,7 @@ class Submitted:
 
 @contextmanager
 def hosted(role: str, submitted: Submitted, event: Event, threads: int, deadline: float) -> Iterator[Host]:
-    """Run a plugin (or the baseline, or an empty plugin) in a sandbox of its own until the `with` block ends.
+    """Run a plugin (or the baseline, or an empty plugin) in a separate sandbox until the `with` block ends.
 
     `deadline` is the end of the whole run on the monotonic clock.
     """

@@ -199,7 +199,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
 
 async def _change_entry(service: Service, action: str, number: int, by: str, reason: str = "") -> Any:
-    """Apply an administrator's action to entry `number` and say what was done; 404 if there is no such entry."""
+    """Apply an administrator's action to entry `number` and describe it; 404 if the entry does not exist."""
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
     return {"done": f"entry {number} is {await service.change_entry(action, number, by, reason)}"}

@@ -95,7 +95,7 @@ def _parse_run_entry(entry: Mapping[str, Any], default_kernel: str) -> _HelionRu
 
 
 def _parse_runtime(text: str) -> tuple[float, ...]:
-    """Parse a runtime in milliseconds; return it in nanoseconds, or () if the text is no runtime."""
+    """Parse a runtime in milliseconds; return it in nanoseconds, or () if it cannot be parsed."""
     try:
         return runtimes([float(text)], MILLISECOND_NS)
     except ValueError:
