@@ -93,14 +93,14 @@ _SAME_WORK = (
     (r"^(gpt.*), a prompt of 256(?: and a token)?$", r"\1, prompt of 256"),
 )
 # Native sources that a results file times, by pattern of their paths; the first pattern of the file's name holds.
-_SOURCES = (
+SOURCES = (
     ("gemm|tuning", r"gemm|gemv|matmul|product_"),
-    ("int8", r"int8|int16|graph/|ops/"),
-    ("sparse|pruned", r"sparse"),
-    ("decode|llama_cpp|ctranslate2", r"decoder|cached|int4|int8_dot|llama|gemv|gemm"),
-    ("rows", r"norm|softmax|attention|elementwise|row_|activation"),
+    ("int8", r"int8|int16|integer_layer|graph/|ops/"),
+    ("sparse", r"sparse"),
+    ("decode|llama_cpp|ctranslate2", r"decoder|block_|half_dot|int8_dot|kv_attention|rope_rmsnorm|gemv|gemm"),
+    ("rows", r"norm|softmax|attention|elementwise|row_|activation|gemm|matmul"),
     ("costmodel", r"sage|ranker"),
-    ("", r"gemm|conv|pool|norm|softmax|elementwise|graph/|ops/"),
+    ("", r"kernels/|graph/|ops/|convolution|matmul|product_|int8|int16|integer_layer|row_ops|attention_ops"),
 )
 
 
@@ -176,7 +176,7 @@ def peer_ratios(row: Mapping[str, Any]) -> dict[str, float]:
 @cache
 def source_hash(file: str) -> str:
     """Hash of the kernel sources that a results file times, without comments and white space."""
-    pattern = next(sources for files, sources in _SOURCES if re.search(files, file))
+    pattern = next(sources for files, sources in SOURCES if re.search(files, file))
     digest = hashlib.sha256()
     for path in sorted((ROOT / "native").rglob("*.[ch]*")):
         if re.search(pattern, str(path.relative_to(ROOT / "native"))) and "tests" not in path.parts:

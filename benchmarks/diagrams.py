@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmarks.picture import COLOURS, WIDTH
+from benchmarks.picture import COLOURS, COLUMN
 from benchmarks.results_files import read_any
 
 _MEASUREMENTS = range(1, 11)
@@ -51,7 +51,7 @@ class Diagram:
 
     def svg(self, height: int, description: str) -> str:
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {COLUMN} {height}" role="img" '
             f'aria-label="{escape(description)}" font-family="system-ui, -apple-system, sans-serif">'
         )
         return "\n".join([head, *self.parts, "</svg>"]) + "\n"
@@ -72,8 +72,8 @@ def tile(dark: bool) -> str:
     d.box((164 + 2 * block, top), (block, side), orange, 0.2)
     d.box((164 + 2 * block, top + block), (block, block), orange, 0.7)
     d.box((314 + 2 * block, top + block), (block, block), green, 0.7)
-    d.text(WIDTH / 2, top + side + 26, "A tile of C sums blocks of A and B that stay in fast memory.")
-    d.text(WIDTH / 2, top + side + 46, "Larger tiles move fewer bytes, until they no longer fit.", colour=d.muted)
+    d.text(COLUMN / 2, top + side + 26, "A tile of C sums blocks of A and B that stay in fast memory.")
+    d.text(COLUMN / 2, top + side + 46, "Larger tiles move fewer bytes, until they no longer fit.", colour=d.muted)
     return d.svg(top + side + 60, "A tile of a matrix product")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import gpu_tables, llama_cpp_tables, ranker_tables
 from benchmarks.cards import again, card, collections_table, machines
 from benchmarks.cases import age_note
-from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
+from benchmarks.results_files import RESULTS, geometric, kinds, read_any, table
 from tilewise._wording import with_interval
 from tilewise.costmodel.board import HEADINGS, board_lines, read_board
 from tilewise.costmodel.metrics import over_seeds
@@ -310,22 +310,6 @@ def _accuracy(model: str) -> Mapping[str, Any]:
     return next(row for row in read_any("int8_accuracy")["accuracy"] if row["model"] == model)
 
 
-def _ratio(file: str, name: str) -> float:
-    return next(float(row["ratio"]) for row in read(file)["rows"] if row["name"] == name)
-
-
-def _milliseconds(file: str, name: str) -> float:
-    return 1e3 * next(float(row["seconds"]["tilewise"]) for row in read(file)["rows"] if row["name"] == name)
-
-
-def _range(ratios: list[float], digits: int = 2) -> str:
-    return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f}"
-
-
-_PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
-_AMX_KIND = "Emerald Rapids, AVX-512"
-
-
 def left_out() -> str:
     """The CPU's model on machines that it was not taught on."""
     cells = []
@@ -345,10 +329,6 @@ def left_out() -> str:
     headings = ("left out", "model", "kernels", "default", "first choice", "five measurements")
     more = ("five at random", "first / default, worst", "five over default, 95 % interval")
     return table((*headings, *more), cells)
-
-
-def _choosing(which: str) -> str:
-    return f"{1e3 * read_any('tuning')['choosing'][which]:.2f} ms"
 
 
 def fleet() -> str:
@@ -431,17 +411,6 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "processors one by one": lambda: _processor_gain("10, one by one"),
     "processors adapted": lambda: _processor_gain("first, adapted to 100 kernels"),
     "product paths": product_paths,
-    "choice h200": lambda: _choosing("h200"),
-    "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
-    "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),
-    "four bits to eight": lambda: _range([r["ratio"] for k in kinds() for r in rows("llama_cpp", "beside", kind=k)]),
-    "int8 products to float32": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + ", to float32$")], 1),
-    "int8 vgg6": lambda: f"{_ratio('int8', 'vgg6 batch 32'):.2f}",
-    "int8 resnet8 32": lambda: f"{_ratio('int8', 'resnet8 batch 32'):.2f}",
-    "int8 resnet8 1": lambda: f"{_ratio('int8', 'resnet8 batch 1'):.2f}",
-    "int8 vgg6 time": lambda: f"{_milliseconds('int8', 'vgg6 batch 32'):.1f} ms",
-    "int8 vgg6 to direct": lambda: f"{_ratio('int8', 'vgg6 batch 32, to float32 without Winograd'):.1f}",
-    "int8 vgg6 to float32": lambda: f"{_ratio('int8', 'vgg6 batch 32, to float32'):.1f}",
     "perplexity float32": lambda: f"{_accuracy('gpt 4x128, dynamic')['perplexity float32']:.3f}",
     "perplexity int8": lambda: f"{_accuracy('gpt 4x128, dynamic')['int8']:.3f}",
     "perplexity up": lambda: f"{_accuracy('gpt 4x128, dynamic')['up %']:.2f} %",

@@ -10,7 +10,9 @@ from benchmarks.results_files import HOME_KIND, dates, kinds, rows, table
 
 def speeds() -> str:
     """Tabulate milliseconds of a token and of a prompt against llama.cpp, for each kind of CPU."""
-    return _speeds("llama_cpp", "llama.cpp")
+    gains = [row["ratio"] for kind in kinds() for row in rows("llama_cpp", "beside", kind=kind)]
+    bits = f"A token in our four bits comes {min(gains):.2f} to {max(gains):.2f} times as fast as in our eight"
+    return f"{_speeds('llama_cpp', 'llama.cpp')} {bits} (`python -m benchmarks.llama_cpp bits`)."
 
 
 def beside_ctranslate2() -> str:

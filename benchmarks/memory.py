@@ -26,6 +26,7 @@ import numpy as np
 
 import tilewise.onnx
 import tilewise.plan
+from benchmarks.cases import source_hash
 from benchmarks.harness import machine_class, results_path, today
 from tilewise._atomic import write_atomic
 from tilewise._extension import native
@@ -142,7 +143,8 @@ def show_growth(name: str, batch: int, size: int | None, passes: int) -> None:
 def write(path: Path, peaks: list[Peak]) -> None:
     where, names = results_path(path), {peak.name for peak in peaks}
     before = json.loads(where.read_text(encoding="utf-8"))["peaks"] if where.is_file() else []
-    lines = [*(p for p in before if p["name"] not in names), *map(asdict, peaks)]
+    new = [asdict(peak) | {"source": source_hash("memory")} for peak in peaks]
+    lines = [*(p for p in before if p["name"] not in names), *new]
     write_atomic(where, json.dumps({"date": today(), "machine": machine_class(), "peaks": lines}, indent=1) + "\n")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
+from benchmarks.harness import machine_class, provenance, today
 from tilewise import Tensor, data, models, no_grad
 from tilewise._atomic import write_atomic
 from tilewise.backend import OptimizedBackend, matmul_blocked, matmul_naive, use_backend
@@ -111,8 +112,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/plan_speed.json"))
     options = parser.parse_args()
     tilewise.set_num_threads(1)
-    rows = [*acceleration(), *(row for name in IMAGES for row in images(name)), *text()]
-    write_atomic(options.json, json.dumps(rows, indent=1, default=float) + "\n")
+    claims = [*acceleration(), *(row for name in IMAGES for row in images(name)), *text()]
+    content = {"date": today(), "machine": machine_class(), **provenance("plan_speed"), "claims": claims}
+    write_atomic(options.json, json.dumps(content, indent=1, default=float) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import replay
-from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, all_cases, counted_cases
+from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, age_note, all_cases, counted_cases, source_hash
 from benchmarks.diagrams import DIAGRAMS
-from benchmarks.figures import FIGURES, SECTIONS
+from benchmarks.figures import FIGURES
+from benchmarks.figures import SECTIONS as OTHER_SECTIONS
 from benchmarks.picture import Group, Lane, Picture, ratio_ticks
 from benchmarks.results_files import (
     HOME_KIND,
@@ -83,25 +85,25 @@ def summary() -> str:
     """README's table: the cost model, then one row for each kind of work over all CPUs."""
     cells, cases = cost_model_rows(), all_cases()
     for key, (label, _) in ROWS.items():
-        members = counted_cases(case for case in cases if case.line.row == key)
-        ratios, cpus = [case.ratio for case in members], {case.kind for case in members}
+        recorded = counted_cases(case for case in cases if case.line.row == key)
+        members = current_cases(recorded)
         mark = _STALE if any(case.is_stale for case in members) else ""
+        ratios, cpus = [case.ratio for case in members], list(dict.fromkeys(case.kind for case in members))
         slower = sum(ratio < 1 for ratio in ratios) / len(ratios)
-        cells.append(
-            (label, peer_names(members), f"{geometric(ratios):.2f}×{mark}", f"{min(ratios):.2f}×", f"{slower:.0%}",
-             f"{len(ratios)} on {len(cpus)} {'CPUs' if len(cpus) > 1 else 'CPU'}", current_kernels(members))
-        )  # fmt: skip
-    headings = ("work", "against the fastest of", "typical", "worst", "slower in", "cases", "with the current kernels")
-    return table(headings, cells)
+        count = str(len(ratios)) if len(ratios) == len(recorded) else f"{len(ratios)} of {len(recorded)}"
+        where = f"{len(cpus)} CPUs" if len(cpus) > 1 else cpus[0]
+        cells.append((label, peer_names(members), f"{geometric(ratios):.2f}×{mark}", f"{min(ratios):.2f}×",
+                      f"{slower:.0%}", f"{count} on {where}"))  # fmt: skip
+    return table(("work", "against the fastest of", "typical", "worst", "slower in", "cases"), cells)
 
 
-def current_kernels(cases: list[Case]) -> str:
-    """Return the typical and the worst ratio of the cases that were measured after the last change of their kernels."""
-    current = [case for case in cases if not case.is_stale]
-    if not current:
-        return "not measured"
-    ratios, cpus = [case.ratio for case in current], dict.fromkeys(case.kind for case in current)
-    return f"{geometric(ratios):.2f}× (worst {min(ratios):.2f}), {len(current)} on {', '.join(cpus)}"
+def current_cases(cases: list[Case]) -> list[Case]:
+    """Return the cases of the CPUs on which all of them were measured with the current kernels, or else all cases.
+
+    A CPU counts whole or not at all, so that measuring only the cases that came out well changes nothing.
+    """
+    older = {case.kind for case in cases if case.is_stale}
+    return [case for case in cases if case.kind not in older] or cases
 
 
 def cost_model_rows() -> list[tuple[str, ...]]:
@@ -118,18 +120,18 @@ def cost_model_rows() -> list[tuple[str, ...]]:
     left_out = {name: row["first"] for name, row in devices["left_out"].items()}
     better = sum(row["first"] < row["default"] for row in gpu) / len(gpu)
     return [
-        ("**Unmeasured choice**, Triton kernels, new shapes", f"exhaustive search (default: {default:.2f})",
+        ("**Choosing without measuring**: Triton kernels of new shapes", f"exhaustive search (default: {default:.2f})",
          f"{first:.2f} of the best", f"{min(row['first'] for row in gpu):.2f}", f"{better:.0%} (than the default)",
-         f"{len(gpu)} on an H200", ""),
-        ("**Unmeasured choice**, GPU never seen", "exhaustive search (default: not measured)",
+         f"{len(gpu)} on an H200"),
+        ("**Choosing without measuring**: a GPU never seen", "exhaustive search (default: not measured)",
          f"{geometric(left_out.values()):.2f} of the best; {products['means']['first'][0]:.2f} for matrix products",
          f"{min(left_out.values()):.2f}", "not measured",
-         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100", ""),
-        ("**Unmeasured choice**, CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
+         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100"),
+        ("**Choosing without measuring**: a CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
          f"{cpu_first:.2f} of the best; {cpu_five:.2f} after five measurements",
          f"{min(row['worst_first'] for row in folds):.2f}",
          f"{sum(row['taken'] for row in folds) / kernels:.1%} at most (than the default)",
-         f"{kernels} on {len(folds)} CPUs, each left out once", ""),
+         f"{kernels} on {len(folds)} CPUs, each left out once"),
     ]  # fmt: skip
 
 
@@ -152,8 +154,54 @@ _WAYS = ("default", "first", "five")
 _WAY_NAMES = ("default configuration", "chosen without measuring", "after five measurements")
 
 
-def picture(dark: bool) -> str:
-    """The cost model's choices above, the speed compared with the fastest peer below."""
+def picture(dark: bool, is_narrow: bool = False) -> str:
+    """Draw README's table: the cost model's choices, and beside or (narrow) below them the speed against the peers."""
+    drawing = Picture(dark)
+    draw_choices(drawing)
+    if is_narrow:
+        drawing.y += 10
+    else:
+        drawing.next_column()
+    speeds = []
+    for label, members in cases_by_row().items():
+        lane = _lane(0, [case.ratio for case in members], any(case.is_stale for case in members))
+        speeds.append(Group(label, peers_line(members), [lane]))
+    draw_speeds(drawing, speeds)
+    return drawing.svg(_ALT)
+
+
+def picture_by_cpu(dark: bool) -> str:
+    """Draw the results page's picture: the choices above, below them the speed on every CPU."""
+    drawing = Picture(dark)
+    draw_choices(drawing)
+    drawing.y += 10
+    cases = counted_cases(all_cases())
+    speeds = []
+    for key, (label, _) in ROWS.items():
+        members = [case for case in cases if case.line.row == key]
+        lanes = []
+        for place, kind in enumerate(kinds()):
+            if on_cpu := [case for case in members if case.kind == kind]:
+                is_stale = any(case.is_stale for case in on_cpu)
+                lanes.append(_lane(place, [case.ratio for case in on_cpu], is_stale))
+        speeds.append(Group(label, peers_line(members), lanes))
+    draw_speeds(drawing, speeds)
+    drawing.legend(kinds())
+    return drawing.svg(_ALT)
+
+
+def cases_by_row() -> dict[str, list[Case]]:
+    """Return the cases that count in each of README's measured rows, by the row's label."""
+    cases = counted_cases(all_cases())
+    return {label: current_cases([case for case in cases if case.line.row == key]) for key, (label, _) in ROWS.items()}
+
+
+def peers_line(cases: list[Case]) -> str:
+    return f"fastest of {peer_names(cases)}".replace("`", "")
+
+
+def draw_choices(drawing: Picture) -> None:
+    """Draw the share of the best configuration's speed: by default, without measuring, after five measurements."""
     gpu, folds = read_any("gpu_tuning")["problems"], read_any("machines")["models"]["CpuRidge"]["folds"]
     devices = read_any("devices")["left_out"].values()
     choices = [
@@ -168,30 +216,30 @@ def picture(dark: bool) -> str:
             for place, way in enumerate(_WAYS)
         ]),
     ]  # fmt: skip
-    cases = counted_cases(all_cases())
-    speeds = []
-    for key, (label, _) in ROWS.items():
-        members = [case for case in cases if case.line.row == key]
-        ratios = [(place, [case.ratio for case in members if case.kind == kind]) for place, kind in enumerate(kinds())]
-        peers = peer_names(members).replace("`", "")
-        speeds.append(
-            Group(label, f"fastest of {peers}", [_lane(place, by_kind) for place, by_kind in ratios if by_kind])
-        )
-    drawing = Picture(dark)
-    title = "Choosing a configuration"
-    drawing.panel(
-        title, "share of the speed that measuring every one finds", choices, [0.0, 0.25, 0.5, 0.75, 1.0], False
-    )
+    subtitle = "share of the speed of the best configuration"
+    drawing.panel("Choosing a configuration", subtitle, choices, [0.0, 0.25, 0.5, 0.75, 1.0], False)
     drawing.legend(_WAY_NAMES)
-    drawing.y += 10
-    subtitle = "time of the fastest peer / tilewise's; dot: typical, bar: worst to best"
-    drawing.panel("Running", subtitle, speeds, ratio_ticks(speeds), True)
-    drawing.legend(kinds())
-    return drawing.svg(_ALT)
 
 
-def _lane(series: int, values: list[float]) -> Lane:
-    return Lane(series, min(values), geometric(values), max(values))
+def draw_speeds(drawing: Picture, speeds: list[Group]) -> None:
+    """Draw how many times as fast as the fastest peer tilewise runs, with the line between slower and faster."""
+    subtitle = "time of the fastest peer / ours; dot: typical, bar: worst to best"
+    drawing.panel("Running products and networks", subtitle, speeds, ratio_ticks(speeds), True)
+    if any(lane.is_stale for group in speeds for lane in group.lanes):
+        drawing.y += 20
+        drawing.note("Hollow dot: the kernels have changed since.")
+
+
+PICTURES: Mapping[str, Callable[[bool], str]] = {
+    **DIAGRAMS,
+    "results": picture,
+    "results-narrow": partial(picture, is_narrow=True),
+    "results-by-cpu": picture_by_cpu,
+}
+
+
+def _lane(series: int, values: list[float], is_stale: bool = False) -> Lane:
+    return Lane(series, min(values), geometric(values), max(values), is_stale)
 
 
 _MOST_LOSSES = 15
@@ -210,7 +258,7 @@ def results_page() -> str:
     parts = [
         "# Results",
         "**Here you can** look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
-        PICTURE,
+        PICTURE.replace("results", "results-by-cpu"),
         f"{ABOUT_RATIOS}\n[Every case](results-cases.md) lists all peers of each case.",
         "`make reproduce ROW=products` measures a row on your machine, `make bench` all of them. The rows:\n"
         f"{', '.join(f'`{key}`' for key in ROWS)}.",
@@ -278,7 +326,8 @@ def memory() -> str:
     for kind in kinds():
         for row in (read_any("memory", kind) or {}).get("peaks", []):
             sizes = [f"{size / 1e6:.0f} MB" for size in row["bytes"].values()]
-            cells.append([kind, row["name"], *sizes, *[""] * (3 - len(sizes)), f"{1 / row['ratio']:.2f}"])
+            mark = "" if row.get("source") == source_hash("memory") else _STALE
+            cells.append([kind, row["name"], *sizes, *[""] * (3 - len(sizes)), f"{1 / row['ratio']:.2f}{mark}"])
     headings = ("CPU", "network, float32", "tilewise", "ONNX Runtime", "OpenVINO", "ours to the least of theirs")
     return f"`python -m benchmarks.memory`: a process each, one thread.\n\n{table(headings, cells)}"
 
@@ -309,16 +358,33 @@ def plan_claims() -> str:
             continue
         accuracy.append((row["data"], row["model"], form, f"{row['images']:,}", f"{row['dense %']:.2f} %", drop, bound))
     speed = []
-    for row in read_any("plan_speed") or []:
+    claims = read_any("plan_speed")
+    for row in claims["claims"]:
         gain = with_interval(*(f"{value:.2f}" for value in (row["times faster"], *row["interval"])))
         memory = f"{row['memory']:.2f}" if "memory" in row else ""
         speed.append((row["claim"], row["model"], row["compared"], gain, memory))
     headings = ("data", "model", "form", "test answers", "float32, dense", "points lost (95 % interval)", "claim")
     first = table(headings, accuracy)
     headings = ("claim", "model", "what is compared", "times faster (95 % interval)", "memory, of the first")
-    second = table(headings, speed)
+    second = f"{table(headings, speed)}\n\nMeasured {claims['date']}{age_note(claims, 'plan_speed')}."
     headings = ("model", "form", "fine-tuning", "answers", "points lost (95 % interval)")
     return f"{first}\n\n{second}\n\n{table(headings, validation)}"
+
+
+def int8_speeds() -> str:
+    """Tabulate INT8 against the peers and against our own float32, on the CPUs where it was measured."""
+    lines = [line for line in LINES if line.row == "int8" or line.label.startswith("INT8 against")]
+    cells = []
+    for line in lines:
+        members = [case for case in all_cases() if case.line == line]
+        for kind in kinds():
+            on_cpu = [case for case in members if case.kind == kind]
+            if counted_cases(on_cpu):
+                cells.append((line.label, kind, peer_names(on_cpu), ratio_cell(on_cpu), str(len(on_cpu))))
+    return table(("", "CPU", "against the fastest of", "typical (worst)", "cases"), cells)
+
+
+SECTIONS = {**OTHER_SECTIONS, "summary": summary, "plan": plan_claims, "int8 speeds": int8_speeds}
 
 
 def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mapping[str, Callable[[], str]]) -> str:
@@ -329,21 +395,18 @@ def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mappin
 
 def written() -> dict[Path, str]:
     """Return the expected text of README.md, every page under docs/ and the generated pictures."""
-    sections = {**SECTIONS, "summary": summary, "plan": plan_claims}
     docs = ROOT / "docs"
     whole = {
         docs / "results.md": results_page(),
         docs / "results-cases.md": cases_page(),
-        docs / "assets" / "results.svg": picture(dark=False),
-        docs / "assets" / "results-dark.svg": picture(dark=True),
         **{
             docs / "assets" / f"{name}{suffix}.svg": draw(bool(suffix))
-            for name, draw in DIAGRAMS.items()
+            for name, draw in PICTURES.items()
             for suffix in ("", "-dark")
         },
     }
     pages = [ROOT / "README.md", *sorted(path for path in docs.rglob("*.md") if path not in whole)]
-    return whole | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}
+    return whole | {p: filled(p.read_text(encoding="utf-8"), SECTIONS, FIGURES) for p in pages}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import cases, harness, results_files, tables
+from benchmarks import cases, figures, harness, results_files, tables
 from benchmarks.harness import Row, read_rows, write_results
 from benchmarks.results_files import HOME_KIND
 
@@ -88,19 +88,22 @@ def test_what_was_measured_before_kinds_were_written_is_of_the_home_kind():
 
 
 def test_every_measured_case_and_peer_is_on_the_page():
-    """Reads the results files on its own: no row and no peer of a row may be left out of the page of cases."""
+    """Reads the results files on its own: no row of a CPU and no peer of a row may be left out of the page of cases."""
     page = (results_files.ROOT / "docs" / "results-cases.md").read_text(encoding="utf-8")
-    outputs: dict[str, str] = {}
-    for line in page.splitlines():
-        name, _, rest = line.removeprefix("| ").partition(" | ")
-        outputs[name] = outputs.get(name, "") + rest
+    outputs: dict[tuple[str, str], str] = {}
+    for section in page.split("\n## ")[1:]:
+        heading, *lines = section.splitlines()
+        kind = next(kind for kind in results_files.kinds() if heading.endswith(f", {kind}"))
+        for name, _, rest in (line.removeprefix("| ").partition(" | ") for line in lines):
+            outputs[kind, name] = outputs.get((kind, name), "") + rest
     for path in results_files.RESULTS.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
+        kind = HOME_KIND if path.parent == results_files.RESULTS else content["machine"]["kind"]
         for row in content.get("rows", []) if isinstance(content, dict) else []:
-            name = cases.same_work(row["name"])
-            assert name in outputs, f"{row['name']} of {path.name}"
+            shown = outputs.get((kind, cases.same_work(row["name"])))
+            assert shown is not None, f"{row['name']} of {path.name} on {kind}"
             peers = [who for who in row["seconds"] if who != "tilewise" and "tilewise" in row["seconds"]]
-            assert [who for who in peers if f"{who} " not in outputs[name]] == [], f"{row['name']} of {path.name}"
+            assert [who for who in peers if f"{who} " not in shown] == [], f"{row['name']} of {path.name} on {kind}"
 
 
 def test_a_ratio_is_against_the_fastest_peer_of_all_files(results, machine):
@@ -131,6 +134,40 @@ def test_results_older_than_the_kernels_they_time_are_marked(results, machine, m
     monkeypatch.setattr(cases, "source_hash", lambda file: "other kernels")
     (case,) = cases.all_cases()
     assert case.is_stale and tables.ratio_cell([case]) == "0.90×†"
+
+
+def test_every_kernel_pattern_matches_a_source_file():
+    """A pattern that names a renamed file would let results look current after its kernels changed."""
+    sources = [str(path.relative_to(cases.ROOT / "native")) for path in (cases.ROOT / "native").rglob("*.[ch]*")]
+    for _, pattern in cases.SOURCES:
+        assert [part for part in pattern.split("|") if not any(part in source for source in sources)] == []
+
+
+def test_a_row_shows_a_cpu_with_current_kernels_whole_or_not_at_all():
+    def case(kind, ratio, is_stale):
+        return cases.Case(cases.LINES[-1], kind, str(ratio), 1, {"pytorch": ratio}, is_stale=is_stale)
+
+    old, partly = case("old CPU", 1.5, True), [case("new CPU", 2.0, False), case("new CPU", 0.5, True)]
+    assert tables.current_cases([old, *partly]) == [old, *partly]
+    partly[1].is_stale = False
+    assert tables.current_cases([old, *partly]) == partly
+
+
+def test_every_table_of_timings_is_marked_when_the_kernels_have_changed(monkeypatch):
+    """Whatever section or figure reads a file of timings says so, if another hash than the recorded one is current."""
+    timed = {file for file, _, _ in cases.timings()} | {"memory", "plan_speed", "tuning_unseen"}
+    files_read, find = set[str](), results_files._file
+    monkeypatch.setattr(results_files, "_file", lambda name, kind: files_read.add(name) or find(name, kind))
+    for module in (cases, tables):
+        monkeypatch.setattr(module, "source_hash", lambda file: "other kernels")
+    parts = {**tables.SECTIONS, **figures.FIGURES, "results page": tables.results_page, "cases": tables.cases_page}
+    unmarked = []
+    for name, write in parts.items():
+        files_read.clear()
+        text = write()
+        if files_read & timed and not ("†" in text or "the kernels have changed since" in text):
+            unmarked.append(name)
+    assert set(unmarked) == {"llama cpp perplexities", "profiling"}  # no times, and times of the profiler itself
 
 
 def test_a_results_file_says_commit_load_and_peers(results, machine):
