@@ -29,7 +29,7 @@ class BlockLinear(Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and bias."""
+        """Memory of the weight (codes and scales) and the bias in bytes."""
         return int(self.kernel.nbytes) + (0 if self.float_bias is None else self.float_bias.nbytes)
 
     def dequantize(self) -> Array:
@@ -38,7 +38,7 @@ class BlockLinear(Module):
         return weight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockLinear:
-        """Share the kernel, which nobody changes."""
+        """Return a copy that shares the packed weight, which is immutable."""
         return type(self)(self.kernel, self.float_bias)
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
@@ -66,7 +66,7 @@ class BlockEmbedding(Module):
         self.kernel = kernel
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockEmbedding:
-        """Share the table, which nobody changes."""
+        """Return a copy that shares the packed table, which is immutable."""
         return BlockEmbedding(self.kernel)
 
     def forward(self, ids: Any) -> Tensor:

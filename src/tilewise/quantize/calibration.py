@@ -49,7 +49,7 @@ class Calibration:
     channel_ranges: tuple[tuple[tuple[float, float], ...], ...] = ()  # range that each channel may reach, likewise
 
     def __post_init__(self) -> None:
-        """Check that all parts describe the same operators with finite numbers; files are read through here."""
+        """Raise if the tuples differ in length or contain invalid numbers, as a damaged file may."""
         optional = (self.means or self.names, self.channel_ranges or self.names)
         if len({len(field) for field in (self.names, self.parameters, self.ranges, self.shapes, *optional)}) != 1:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
@@ -68,7 +68,7 @@ class Calibration:
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has ranges that are not its channels'")
 
     def mean_of(self, op_index: int) -> Array | None:
-        """Return the mean of each channel of an operator's result, or None if it was not observed."""
+        """Return the mean of each channel (C,) of an operator's result, or None if it was not observed."""
         return np.array(self.means[op_index]) if self.means and self.means[op_index] else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -130,16 +130,17 @@ def calibrate(
 
 
 class _HoldOut:
-    """Splits batches into images to observe and images to hold out for validation.
-
-    A quarter of each batch is held out, or every fourth batch of a single image, until there are enough.
-    """
+    """Splits calibration batches into images to observe and images to hold out for validation."""
 
     def __init__(self, count: int) -> None:
         self._missing, self._single_images, self.batches = count, 0, list[EvaluatedBatch]()
 
     def split(self, x: Array) -> tuple[Array, Array]:
-        """Move a quarter of the images (every fourth of single ones) to the held-out set; return the others."""
+        """Split a batch into images to observe and images to hold out: (observed, held out).
+
+        The last quarter of a batch is held out, or every fourth batch of a single image, until enough images are held
+        out.
+        """
         if len(x) == 1:
             self._single_images += 1
         # A quarter of a batch; of batches with one image, every fourth.
@@ -149,7 +150,7 @@ class _HoldOut:
         return x[: len(x) - held_out], x[len(x) - held_out :]
 
     def joined(self) -> EvaluatedBatch | None:
-        """Return all held-out images as one batch, or None if there are none."""
+        """Concatenate all held-out images and their float results into one batch; None if there are none."""
         if not self.batches:
             return None
         return EvaluatedBatch(
@@ -164,9 +165,10 @@ def trace_and_calibrate(
     progress: bool = False,
     holdout: int = 0,
 ) -> tuple[FloatGraph, Calibration, EvaluatedBatch, EvaluatedBatch | None]:
-    """Trace and calibrate a model. Return its graph, the calibration, the first observed batch, and held-out images.
+    """Trace a model and calibrate it; return (graph, calibration, first observed batch, held-out images or None).
 
-    Batches come with their float results. Up to `holdout` images are held out; none of fewer than four.
+    Both batches contain the float model's results. Up to `holdout` images, a quarter of each batch, are not observed
+    and are returned as held-out images instead.
     """
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
@@ -218,16 +220,19 @@ def _check_graph(model: Module, result: Array, expected: Array) -> None:
 
 
 def _range_margin(step: Op, shape: tuple[int, ...], samples: int) -> float:
-    """Return the factor by which a result's range exceeds the observed one.
+    """Return the factor (at least 1) by which an operator's observed range is extended, given the number of `samples`.
 
-    A few saturated values in an image do no harm, but they do where a channel is a single value (after a global mean)
-    and in the network's result.
+    A few saturated values in an image do no harm, so only results with one value per channel are extended: those after
+    a global mean, and the network's result.
     """
     return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _MARGIN / samples**0.5
 
 
 def _extended_range(observed: tuple[float, float], margin: float, activation: str) -> tuple[float, float]:
-    """Multiply a range by `margin`, up to the largest value of a bounded activation."""
+    """Multiply both ends of an observed range (low, high) by `margin`.
+
+    The upper end stays within the bound of the activation, such as 6 for ReLU6, unless a larger value was observed.
+    """
     low, high = observed
     return low * margin, min(high * margin, max(high, ACTIVATION_ENDS.get(activation, np.inf)))
 
@@ -244,7 +249,7 @@ class _ActivationStatistics:
         self.masked: set[int] = set()  # operators whose results hold -inf
 
     def observe(self, op_index: int, result: Array) -> None:
-        """Add one operator's result for a batch to its statistics."""
+        """Add one operator's result for a batch (N, ...) to its statistics."""
         # Attention scores may be masked with -inf, of which softmax makes zeros: the range is that of the other scores.
         if np.isneginf(result.min(initial=0)) and -np.inf < result.max() < np.inf:
             self.masked.add(op_index)
@@ -255,7 +260,7 @@ class _ActivationStatistics:
             self._observe_channels(op_index, result.reshape(*result.shape[:2], -1))
 
     def _observe_channels(self, index: int, x: Array) -> None:
-        """Add the range, sum and squares of each channel of a result (N, C, values) to its statistics."""
+        """Update the range, mean and mean square of each channel with a result (N, C, values)."""
         # Sums over images of each channel's mean and mean square: (C)
         mean, square = x.mean(2, dtype=np.float64).sum(0), np.square(x).mean(2, dtype=np.float64).sum(0)
         ends = np.stack([x.min((0, 2)), x.max((0, 2))])
@@ -265,7 +270,10 @@ class _ActivationStatistics:
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
     def calibration(self, graph: FloatGraph, observer: str, samples: int) -> Calibration:
-        """Choose the range of every operator's result by an observer's method, widened if samples are few."""
+        """Compute the calibration from the statistics of `samples` images.
+
+        `observer` is the method that chooses each range, such as "minmax". Ranges are extended if there are few images.
+        """
         margins = [_range_margin(step, shape, samples) for step, shape in zip(graph.steps, self.shapes, strict=True)]
         margins[-1] = 1 + _RESULT_MARGIN / samples**0.5
         ranges = [
@@ -284,10 +292,10 @@ class _ActivationStatistics:
         )
 
     def _channel_ranges(self, index: int, samples: int, margin: float) -> tuple[tuple[float, float], ...]:
-        """Return the range that each channel may reach: the wider one of two estimates.
+        """Return the (low, high) that each channel of a result may reach on unseen images.
 
-        These are `margin` times the observed range, and six standard deviations around the mean. Both are extended if
-        few values of a channel were observed.
+        It is the wider of `margin` times the observed range and six standard deviations around the mean. Both are
+        extended if few values of a channel were observed.
         """
         mean = self.means[index] / samples
         extension = 1 + _CHANNEL_MARGIN / math.sqrt(samples * math.prod(self.shapes[index][1:]))
@@ -301,7 +309,7 @@ class _ActivationStatistics:
 
 
 def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
-    """Raise if a calibration was made for a graph with other operations."""
+    """Raise ConfigurationError if a calibration belongs to a graph with other operators."""
     if calibration.names != tuple(step.name for step in graph.steps):
         raise ConfigurationError("this calibration was made for another model")
 
@@ -320,7 +328,7 @@ def is_quantized(model: Module) -> bool:
 
 
 def _as_batches(dataset: Any) -> Iterable[Any]:
-    """Return the batches of a calibration dataset; a single array of inputs is split into batches."""
+    """Return an iterable of batches; a single array (N, ...) of inputs is split into batches."""
     if hasattr(dataset, "__array__"):
         x = _checked_batch(dataset)
         return [x[i : i + _ARRAY_BATCH] for i in range(0, len(x), _ARRAY_BATCH)]
@@ -335,7 +343,7 @@ def _as_batches(dataset: Any) -> Iterable[Any]:
 
 
 def _checked_batch(batch: Any) -> Array:
-    """Return a batch as float32, or raise an error that says what a calibration batch is."""
+    """Convert a calibration batch to a float32 array; raise ConfigurationError if it is not one."""
     if isinstance(batch, tuple) and len(batch) == 2 and np.ndim(batch[0]) > np.ndim(batch[1]):
         raise ShapeError("a calibration batch has no labels; pass [x for x, _ in batches] instead of (x, label) pairs")
     try:
@@ -354,7 +362,7 @@ def _checked_batch(batch: Any) -> Array:
 
 
 def _with_progress(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
-    """Return the batches, wrapped in a progress bar if `progress` is set."""
+    """Yield the batches unchanged, with a progress bar on the terminal if `progress` is set."""
     batches = _as_batches(batches)
     if not progress:
         return batches
@@ -373,7 +381,7 @@ _MAX_SATURATED = 1e-3  # share of the values that "entropy" may let saturate
 
 
 class Observer:
-    """The values of one activation as a histogram, whose range is extended when larger values are observed."""
+    """Histogram of the values of one activation; its range grows when larger values are observed."""
 
     def __init__(self, histogram: bool = True) -> None:
         self.low, self.high, self.count, self._has_histogram = np.inf, -np.inf, 0, histogram
@@ -397,14 +405,14 @@ class Observer:
         self.histogram += np.histogram(x.astype(np.float64, copy=False), _BINS, self._span())[0]
 
     def parameters(self, method: str) -> AffineParameters:
-        """Return the uint8 parameters for the range that a method of OBSERVERS chooses."""
+        """Return the uint8 quantization parameters for the range that `method` (a key of OBSERVERS) chooses."""
         if self.count == 0:
             raise ConfigurationError("there is no calibration data")
         low, high = self.range(method)
         return affine_from_range(low, high)
 
     def range(self, method: str) -> tuple[float, float]:
-        """Return the range that a method of OBSERVERS chooses."""
+        """Return the range (low, high) that `method` chooses: "minmax", or another key of OBSERVERS."""
         if method not in OBSERVERS:
             raise ConfigurationError(f"there is no observer {method!r}; choose one of {', '.join(OBSERVERS)}")
         if method == "minmax" or self.low == self.high:
@@ -420,7 +428,7 @@ class Observer:
         return min(candidates, key=lambda r: self._divergence(*r))
 
     def _span(self) -> tuple[float, float]:
-        """Return the histogram's range, widened if all values are equal."""
+        """Return the histogram's range; one of width 1 if all observed values are equal."""
         return (self.low, self.high) if self.high > self.low else (self.low - 0.5, self.high + 0.5)
 
     def _centres(self) -> Array:
@@ -428,13 +436,13 @@ class Observer:
         return low + (np.arange(_BINS) + 0.5) * ((high - low) / _BINS)
 
     def _extend(self, low: float, high: float) -> None:
-        """Widen the histogram's range and redistribute its counts."""
+        """Change the histogram's range to [low, high] and redistribute its counts into the new bins."""
         centres, weights = self._centres(), self.histogram
         self.low, self.high = low, high
         self.histogram = np.histogram(centres, _BINS, self._span(), weights=weights)[0].astype(np.float64)
 
     def _percentile(self) -> tuple[float, float]:
-        """Return the range without the outermost share of values (percentile calibration)."""
+        """Return the range that leaves out a small share of values at each end (percentile calibration)."""
         share = np.cumsum(self.histogram) / self.histogram.sum()
         centres = self._centres()
         low = int(np.searchsorted(share, _OUTLIERS / 2))
@@ -442,13 +450,13 @@ class Observer:
         return float(centres[low]), float(centres[high])
 
     def _squared_error(self, low: float, high: float) -> float:
-        """Return the mean squared quantization error of the range (low, high)."""
+        """Return the squared quantization error, summed over all values, of the range [low, high]."""
         parameters, centres = affine_from_range(low, high), self._centres()
         error = centres - parameters.dequantize(parameters.quantize(centres))
         return float((self.histogram * error**2).sum())
 
     def _divergence(self, low: float, high: float) -> float:
-        """Return the Kullback-Leibler divergence of the histogram from its quantized form."""
+        """Return the Kullback-Leibler divergence of the histogram from itself quantized to [low, high]."""
         parameters, centres = affine_from_range(low, high), self._centres()
         step = parameters.quantize(centres).astype(np.int64)
         p = self.histogram / self.histogram.sum()
@@ -461,6 +469,6 @@ class Observer:
         return float(divergence + self._saturated_share(p, low, high))
 
     def _saturated_share(self, p: Array, low: float, high: float) -> float:
-        """Return the share of values outside the range, which saturate."""
+        """Return the share of the distribution `p` (one probability per bin) outside [low, high]."""
         centres = self._centres()
         return float(p[(centres < min(low, 0.0)) | (centres > max(high, 0.0))].sum())

@@ -137,7 +137,11 @@ def _dynamic(
     accuracy_drop: float | None,
     evaluate: Evaluate | None,
 ) -> Module:
-    """Quantize every linear layer row by row. The first two inputs are stored with the model for `save_quantized`."""
+    """Quantize every linear layer dynamically: int8 weights, and activations by the range of each row.
+
+    If `data` has an array, the error on it is measured and its first two inputs are stored for `save_quantized`. Raises
+    AccuracyError if `evaluate` loses more than `accuracy_drop`.
+    """
     from tilewise.quantize.dynamic import quantize_dynamic
 
     quantized = quantize_dynamic(model, keep_float)
@@ -158,7 +162,7 @@ def _dynamic(
 
 
 def _in_four_bits(model: Module, data: Any, symmetric: bool, has_int8_options: bool) -> Module:
-    """Quantize the linear layers to four bits; options for int8 are errors."""
+    """Quantize linear layers to four-bit weights; raise ConfigurationError if int8 options were passed."""
     from tilewise.quantize.four_bits import quantize_four_bits
 
     if isinstance(data, Calibration):
@@ -187,7 +191,10 @@ def _within_error(
     def build(
         int16_reasons: Mapping[int, str], rounding: GptqRounding | None, reach_scale: float = 1.0
     ) -> QuantizedModel:
-        """Convert with these int16 activations; `reach_scale` widens their ranges."""
+        """Convert the graph with the activations in `int16_reasons` (group to reason) as int16 and the others as uint8.
+
+        `rounding` rounds the weights by GPTQ; a `reach_scale` above 1 widens the int16 ranges.
+        """
         return QuantizedModel(
             graph.copy(),
             calibration,
@@ -227,9 +234,9 @@ def _within_error(
 def _with_float_layers(
     model: QuantizedModel, graph: FloatGraph, images: EvaluatedBatch, bound: float
 ) -> tuple[float, QuantizedModel]:
-    """Keep the most sensitive layers in float, as few as reach the bound. Return the measured error and the model.
+    """Keep as few of the most sensitive layers in float as bring the error on `images` within `bound`.
 
-    If float layers do not help, return the model as it was.
+    Returns (measured error, model): the best one tried, or `model` itself if float layers do not help.
     """
     sensitivities, rounding = _layer_sensitivities(model, graph, images), GptqRounding(graph, images.x)
     best = measured_error(model.run(images.x), images.result), model
@@ -253,9 +260,9 @@ def _with_float_layers(
 
 
 def _layer_sensitivities(model: QuantizedModel, graph: FloatGraph, images: EvaluatedBatch) -> list[tuple[str, float]]:
-    """Return each integer convolution and linear layer with the error of the result if it alone computed in integers.
+    """Return (layer name, error) for each integer convolution and linear layer, the largest error first.
 
-    The largest error comes first.
+    The error is that of the network's result on `images` if only this layer computes in integers.
     """
     x, sensitivities = images.x[:_SENSITIVITY_IMAGES], []
     exact, rounded = graph.results(x), model.results(x)
@@ -320,13 +327,14 @@ _SHORTEST_SECONDS, _NOTABLE_SLOWDOWN = 2e-4, 1.1
 
 
 def check_same_integers(model: QuantizedModel, x: Array) -> None:
-    """Compare the native plan with the same integers computed layer by layer; AccuracyError if they differ."""
+    """Run the native plan and the layers one by one on `x`; raise AccuracyError if integers differ."""
     # The native plan, segment by segment, next to the same model with one call per step.
     stepwise: dict[int, Value] = {}
     model.run(x, lambda index, value: stepwise.__setitem__(index, value))
-    planned = model._checked(x)
+    planned = model._checked_input(x)
 
     def compare(segment: Segment) -> None:
+        """Raise AccuracyError if a segment's results differ from those of the single layers."""
         for index, _ in segment.results:
             if not np.array_equal(model._as_float(planned[index]), model._as_float(stepwise[index]), equal_nan=True):
                 raise AccuracyError(
@@ -338,7 +346,10 @@ def check_same_integers(model: QuantizedModel, x: Array) -> None:
 
 
 def first_deviating_layer(model: QuantizedModel, reference: FloatGraph, x: Array, bound: float) -> str:
-    """Name, in a clause, the first layer whose result deviates by more than `bound` of its largest value."""
+    """Describe, as part of an error message, the first layer whose result is off by more than `bound`.
+
+    A layer's deviation is relative to the largest value of the float model's result for the same layer.
+    """
     for step, result, expected in zip(reference.steps, model.results(x), reference.results(x), strict=True):
         error = float(np.abs(result - expected).max(initial=0)) / max(float(np.abs(expected).max(initial=0)), 1e-30)
         if error > bound or not np.isfinite(error):
@@ -347,10 +358,11 @@ def first_deviating_layer(model: QuantizedModel, reference: FloatGraph, x: Array
 
 
 def state_dynamic_error(quantized: Any, model: Module, x: Array, max_error: float | None) -> None:
-    """Measure the error of a dynamically quantized model on a batch, store it, and warn if it is above `max_error`.
+    """Measure the error of a dynamically quantized model on a batch and store it in the model.
 
-    Rows are quantized as they come, so no image is special: the batch stands for others (`stated_error`). Both run
-    layer by layer: a plan made here would be dropped when the error is stored, and the next calls would not be planned.
+    Sets `measured_error` (the worst image of the batch) and `stated_error` (predicted for other images; the batch
+    stands for them, because ranges are not calibrated), and warns if the first exceeds `max_error`. A model whose
+    result is not one array gets no errors.
     """
     with no_grad(), layer_by_layer():
         try:

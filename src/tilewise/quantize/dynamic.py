@@ -21,7 +21,7 @@ from tilewise.tensor import Tensor
 
 
 class QuantizedAttention(MultiHeadAttention):
-    """Attention whose projections are other layers, made of its float ones by `make`: int8 layers by default."""
+    """Multi-head attention with each projection replaced by `make(projection)`, by default an int8 layer."""
 
     def __init__(
         self, attention: MultiHeadAttention, make: Callable[[Any], Module] = QuantizedLinear.from_float
@@ -62,9 +62,10 @@ def quantize_dynamic(model: Module, keep_float: Collection[str] = ()) -> Module:
 def replace_linear_layers(
     module: Module, make: Callable[[Any], Module], keep_float: Collection[str] = (), prefix: str = ""
 ) -> list[tuple[Module, str]]:
-    """Replace the linear layers below a module by those that `make` makes of them.
+    """Replace every linear layer below `module` by `make(layer)`, except those named in `keep_float`.
 
-    Return the (parent, attribute name) of each, in model order. `prefix` is the path of the module with a dot.
+    Return the (parent, attribute name) of each replaced layer, in model order. `prefix` is the path of `module` in
+    names, with a dot at the end.
     """
     places: list[tuple[Module, str]] = []
     for name, child in list(module.named_children()):

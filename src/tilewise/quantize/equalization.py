@@ -25,11 +25,14 @@ _PROPORTIONAL = ("", "relu", "relu6")
 _MAX_SCALE = 4.0  # arbitrary; the readers' weights are divided by it, and their rounding error grows
 
 
-class _Channels:
-    """Numbers the channels of all results, and records which of them must have the same scale."""
+class _TiedChannels:
+    """Gives the channels of all results consecutive numbers, and records which must have the same scale."""
 
     def __init__(self, graph: FloatGraph, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Tie or pin the channels of every step; those of the network's input and result have scale 1."""
+        """Record which channels must share a scale; those of the network's input and result have scale 1.
+
+        `shapes` are the shapes of all results without the batch.
+        """
         self.graph = graph
         counts = [shape[0] if shape else 0 for shape in shapes]
         self.first = np.concatenate([[0], np.cumsum(counts)])
@@ -44,7 +47,7 @@ class _Channels:
         return np.arange(self.first[index], self.first[index + 1])
 
     def _join(self, index: int, step: Op) -> None:
-        """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
+        """Tie the channels of operator `index` to those of its inputs, or fix their scale at 1."""
         mine, sources = self.of(index), [self.of(i) for i in step.inputs]
         proportional = step.activation in _PROPORTIONAL or is_leaky(step.activation)
         if not proportional or step.kind == "linear":
@@ -78,7 +81,10 @@ class _Channels:
                 self.pinned[a] = self.pinned[b] = True
 
     def smallest_of_tied(self, numbers: Array) -> Array:
-        """Replace each channel's number by the smallest among the channels it is tied to, directly or indirectly."""
+        """Replace each channel's value by the smallest among the channels that are tied to it, directly or indirectly.
+
+        `numbers` has one value per channel.
+        """
         if self.tied_channels:
             # Propagate minima along the ties until nothing changes.
             a, b = (np.concatenate(side) for side in zip(*self.tied_channels, strict=True))
@@ -95,8 +101,11 @@ class _Channels:
 def equalization_scales(
     graph: FloatGraph, calibration: Calibration, parameters: list[AffineParameters], float_reasons: Collection[str]
 ) -> EqualizationScales:
-    """Compute the scale (1 or more) of every channel of every result; steps in `float_reasons` are not scaled."""
-    channels = _Channels(graph, calibration.shapes)
+    """Compute the equalization scale (at least 1) of every channel of every result.
+
+    Operators named in `float_reasons`, which stay in float, are not scaled.
+    """
+    channels = _TiedChannels(graph, calibration.shapes)
     margin = np.full(channels.pinned.shape, _MAX_SCALE)
     for index, p in enumerate(parameters):
         limits, mine = np.array(calibration.channel_ranges[index]), channels.of(index)
@@ -117,7 +126,7 @@ def equalization_scales(
 
 
 def equalize(graph: FloatGraph, by: EqualizationScales) -> None:
-    """Scale the weights and biases of a graph in place; it computes the same result."""
+    """Multiply the weights and biases of a graph in place by equalization scales; its function is unchanged."""
     for index, step in enumerate(graph.steps):
         if step.kind not in ("conv", "linear", "affine"):
             continue
@@ -126,13 +135,16 @@ def equalize(graph: FloatGraph, by: EqualizationScales) -> None:
             weight = np.ones(len(result_scale), np.float32) if step.weight is None else step.weight
             step.weight = (weight * result_scale / source_scale).astype(np.float32)
         elif step.weight is not None:
-            step.weight = _scaled(step, source_scale, result_scale)
+            step.weight = _equalized_weights(step, source_scale, result_scale)
         if step.bias is not None:
             step.bias = (step.bias * result_scale).astype(np.float32)
 
 
-def _scaled(step: Op, source_scale: Array, result_scale: Array) -> Array:
-    """Multiply the rows of weights (O, C / groups, ...) by the result's scales, divide the columns by the source's."""
+def _equalized_weights(step: Op, source_scale: Array, result_scale: Array) -> Array:
+    """Scale weights (O, C / groups, ...) for equalized channels: multiply by `result_scale`, divide by `source_scale`.
+
+    The first has one entry per output channel, the second one per input channel.
+    """
     assert step.weight is not None
     kernel_axes = (1,) * (step.weight.ndim - 2)
     outputs, inner = step.weight.shape[:2]

@@ -56,7 +56,10 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
 
 
 def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Return what the metadata says about a model; its arrays are added under the names `<step>.<name>`."""
+    """Return the JSON metadata of a model file.
+
+    The model's arrays are added to `arrays` under the names `<operator index>.<name>`.
+    """
     nodes: dict[int, Any] = {}
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if step.kind == "python":
@@ -69,7 +72,7 @@ def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, 
             arrays[f"{index}.by"] = model.equalization[index].astype(np.float32)
     c = model.calibration
     return {
-        "steps": [_facts(step) for step in model.graph.steps],
+        "steps": [_op_metadata(step) for step in model.graph.steps],
         "kept": model.float_reasons,
         "observer": c.observer,
         "samples": c.samples,
@@ -87,7 +90,10 @@ def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, 
 
 
 def _examples(model: Module, example: Any) -> list[Array]:
-    """Return inputs to trace a model with: those of the caller, of a model read from a file, or the model's own."""
+    """Return the inputs to trace a dynamically quantized model with: `example`, or those stored in the model.
+
+    Raises ConfigurationError if there are neither.
+    """
     if example is None and isinstance(model, TracedModel):
         example = [np.zeros(shape, dtype) for dtype, shape in model.inputs]
     if example is None:
@@ -123,9 +129,9 @@ def load_quantized(path: str | os.PathLike[str]) -> Any:
 
 
 def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedModel:
-    """Build the model that `_encode_model` described; one of `_READ_ERRORS` if its parts do not fit together."""
+    """Build a model from the metadata and arrays of a file; raise one of `_READ_ERRORS` if they are damaged."""
     shapes = [tuple(int(n) for n in shape) for shape in facts["shapes"]]
-    steps = [_step(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
+    steps = [_read_op(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
     calibration = Calibration(
         observer=str(facts["observer"]),
         names=tuple(step.name for step in steps),
@@ -144,20 +150,20 @@ def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedM
         FloatGraph(steps, int(facts["batch"]), bool(facts.get("any_size", False))),
         calibration,
         {str(name): str(reason) for name, reason in facts["kept"].items()},
-        stored=_by_step(arrays),
+        stored=_group_by_op(arrays),
         int16_reasons=int16_reasons,
-        int16_by_group=_int16_by_group(facts["numbers"], int16_reasons),
+        int16_by_group=_read_int16_parameters(facts["numbers"], int16_reasons),
     )
     # Layers that conversion left in float need float weights, which only the file can supply.
     for step, layer in zip(steps, model.integer, strict=True):
         if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
             raise ValueError
-    model.measured_error, model.stated_error = (_error_of(facts, f"{name}_error") for name in ("measured", "stated"))
+    model.measured_error, model.stated_error = (_read_error(facts, f"{name}_error") for name in ("measured", "stated"))
     return model
 
 
-def _error_of(facts: dict[str, Any], name: str) -> float | None:
-    """Read an error that was stored with the model; None if there was no `max_error`."""
+def _read_error(facts: dict[str, Any], name: str) -> float | None:
+    """Read the stored error `name` from the metadata; None if none was stored. ValueError if it is invalid."""
     value = facts[name]
     if value is None:
         return None
@@ -167,8 +173,11 @@ def _error_of(facts: dict[str, Any], name: str) -> float | None:
     return error
 
 
-def _int16_by_group(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:
-    """Read the parameters of int16 values, one pair of scale and limit per group that has a reason."""
+def _read_int16_parameters(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:
+    """Read the int16 parameters of each group of tied activations from the metadata, by group.
+
+    ValueError unless exactly the groups of `int16_reasons` have valid parameters.
+    """
     parameters = {int(at): AffineParameters(float(scale), 0, int(limit)) for at, (scale, limit) in facts.items()}
     valid = all(0 < p.scale < np.inf and 0 < p.int16_limit <= INT16_MAX for p in parameters.values())
     if set(parameters) != set(int16_reasons) or not valid:
@@ -177,7 +186,7 @@ def _int16_by_group(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dic
 
 
 def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
-    """Return the arrays that a file stores for a step: integers of a quantized layer, floats otherwise."""
+    """Return the arrays that a file stores for an operator: those of its integer layer, or else its float weights."""
     if isinstance(layer, QuantizedConv2d):
         return {"q": layer.kernel.weights(), "scale": layer.weight_scale, "offset": layer.offset}
     if isinstance(layer, QuantizedLinear):
@@ -187,8 +196,8 @@ def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
     return {name: a for name, a in zip(("weight", "bias"), coefficients, strict=True) if a is not None}
 
 
-def _facts(step: Op) -> dict[str, Any]:
-    """Return the fields of an op that the file stores as JSON."""
+def _op_metadata(step: Op) -> dict[str, Any]:
+    """Return an operator's kind, name, inputs, activation and options as the dictionary stored in the metadata."""
     facts = {name: getattr(step, name) for name in ("name", "inputs", "activation", "options")}
     return {"kind": _STORED_KINDS.get(step.kind, step.kind), **facts}
 
@@ -207,8 +216,11 @@ _LENGTHS = {
 _OPTION_TYPES: dict[str, type] = {"groups": int, "first": int, "count_padding": bool, "eps": float}
 
 
-def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
-    """Read the step with index `at`, which may read earlier steps only; ValueError if no network has such a step."""
+def _read_op(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
+    """Read operator number `at` from its metadata `entry`; `shape` is that of its result without the batch.
+
+    ValueError if it is invalid or reads an operator that is not before it.
+    """
     kind = _KIND_OF_STORED.get(entry["kind"], entry["kind"])
     options: dict[str, Any] = {}
     for name, value in entry["options"].items():
@@ -233,8 +245,8 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
     return Op(kind, inputs, (1, *shape), str(entry["name"]), activation, options=options)
 
 
-def _by_step(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:
-    """Group arrays named `<step>.<name>` by step."""
+def _group_by_op(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:
+    """Group the arrays of a file, which are named `<operator index>.<name>`, by operator index and name."""
     out: dict[int, dict[str, Array]] = {}
     for name, array in arrays.items():
         index, what = name.split(".")

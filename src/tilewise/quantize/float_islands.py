@@ -24,13 +24,14 @@ from tilewise.quantize.graph import FloatGraph, node_for_batch, run_node
 
 @dataclass(frozen=True)
 class _IslandPlan:
-    """The calls of an island for one shape of its inputs, the constants they read, and the number of the result."""
+    """Compiled calls of an island for one set of input shapes, their constants, and the result's number."""
 
     calls: list[Call]
     constants: dict[int, Array]
     result: int
 
     def run(self, arrays: list[Array]) -> Array:
+        """Run the calls on the island's inputs and return its result."""
         values = {**self.constants, **dict(enumerate(arrays))}
         for call in self.calls:
             call.run(values)
@@ -38,7 +39,7 @@ class _IslandPlan:
 
 
 class FloatIsland:
-    """Consecutive steps of a graph, the steps whose results they read, and a plan for each shape of these."""
+    """Consecutive operators that run in float as one compiled plan per set of input shapes."""
 
     def __init__(self, graph: FloatGraph, steps: tuple[int, ...]) -> None:
         self.graph, self.steps = graph, steps
@@ -47,7 +48,7 @@ class FloatIsland:
         self._plans: dict[Any, _IslandPlan] = graph.island_plans.setdefault(steps, {})
 
     def run(self, arrays: list[Array]) -> Array:
-        """Return the result of the last step for the results of `sources`."""
+        """Compute the last operator's result; `arrays` are the results of the operators `sources`, in order."""
         assert native is not None
         key = native.isa(), *((array.shape, array.dtype) for array in arrays)
         plan = self._plans.get(key)
@@ -58,7 +59,7 @@ class FloatIsland:
         return plan.run(arrays)
 
     def _compile(self, arrays: list[Array]) -> _IslandPlan:
-        """Run the steps in Python once, which gives the shapes of their results, and lower them."""
+        """Evaluate the operators once to learn the shapes of their results, and lower them to a plan."""
         values, nodes = dict(zip(self.sources, arrays, strict=True)), list[Node]()
         numbers = {source: number for number, source in enumerate(self.sources)}
         for index in self.steps:
@@ -80,7 +81,7 @@ class FloatIsland:
 
 
 def _with_operands(node: Node, values: dict[int, Value]) -> Node:
-    """Return a node that reads other values."""
+    """Return a copy of a node whose operands are replaced by number; other operands and constants stay."""
 
     def operand(value: Any) -> Any:
         return values[value.number] if isinstance(value, Value) else value
@@ -90,7 +91,10 @@ def _with_operands(node: Node, values: dict[int, Value]) -> Node:
 
 
 def float_islands(graph: FloatGraph, integer: list[Any]) -> list[FloatIsland]:
-    """Partition the operators that run in Python into islands; none without compiled kernels."""
+    """Group consecutive operators that have no integer form into islands with one result each.
+
+    `integer[i]` is the integer form of operator i, or None. The list is empty without the compiled extension.
+    """
     if native is None:
         return []
 
@@ -109,6 +113,6 @@ def float_islands(graph: FloatGraph, integer: list[Any]) -> list[FloatIsland]:
 
 
 def _has_one_result(graph: FloatGraph, steps: list[int]) -> bool:
-    """Tell whether only the last of the steps is read by others."""
+    """Tell whether no operator outside `steps` reads the result of any of them but the last."""
     readers = [step for index, step in enumerate(graph.steps) if index not in steps]
     return not any(i in reader.inputs for reader in readers for i in steps[:-1])

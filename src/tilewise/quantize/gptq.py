@@ -17,9 +17,9 @@ _DAMPING = 0.01  # added to the diagonal, as a share of its mean (GPTQ's percdam
 
 
 def inverse_factor(moments: Array, width: int) -> Array:
-    """Return the upper Cholesky factor of the inverse of the damped second moments.
+    """Return the upper Cholesky factor (width, width) of the inverse of the damped second moments (k, k), k <= width.
 
-    Row i says how the columns after column i compensate for its error.
+    Row i says how the columns after column i compensate for its rounding error.
     """
     # Columns without moments (padding, dead inputs) get the mean moment, and so do not compensate for others.
     full = np.eye(width)
@@ -52,11 +52,12 @@ def round_columns(
     block_size: int = 32,
     begin: Callable[[int, Array, Array], None] | None = None,
 ) -> None:
-    """Round every column of `weight` (O, K) by `round_column(index, column)`, and compensate for its error.
+    """Quantize a weight (O, K) column by column, and let later columns compensate for each column's error (GPTQ).
 
-    `upper` (K, K) is the upper Cholesky factor of the inverse Hessian of the layer's inputs. Columns of the same block
-    are adjusted one by one, those of later blocks for the whole block at once. `begin(first, block, importance)` is
-    called before a block is rounded, with the loss per squared error of each of its columns.
+    `round_column(index, column)` quantizes a column and returns the dequantized values. `upper` (K, K) is the upper
+    Cholesky factor of the inverse Hessian of the layer's inputs. Columns of the same block are adjusted one by one,
+    those of later blocks for the whole block at once. `begin(first, block, importance)` is called before a block is
+    rounded, with the loss per squared error of each of its columns.
     """
     weight = weight.copy()
     for first in range(0, weight.shape[1], block_size):

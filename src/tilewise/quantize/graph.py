@@ -30,7 +30,7 @@ NATIVE_NORMS = kinds_with(Quantization.FLOAT)
 
 @dataclass
 class FloatGraph:
-    """Steps in execution order; step 0 is the input, the last one the result. Names are unique."""
+    """A traced float model as operators in execution order; the first is the input, the last one the result."""
 
     steps: list[Op]
     batch: int = 0  # batch size of the example that the model was traced with
@@ -39,7 +39,7 @@ class FloatGraph:
     island_plans: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by the steps of an island (float_islands)
 
     def copy(self) -> FloatGraph:
-        """Copy the steps; arrays are shared. Conversion drops the float weights of the graph that it is given."""
+        """Return a copy with its own list of operators, which conversion may change; arrays are shared."""
         steps = [replace(step) for step in self.steps]
         return FloatGraph(steps, self.batch, self.any_size, island_plans=self.island_plans)
 
@@ -47,7 +47,7 @@ class FloatGraph:
         return (step for step in self.steps if index in step.inputs)
 
     def run(self, x: Array, watch: Callable[[int, Array], None] | None = None) -> Array:
-        """Run the model in float; `watch` receives the index and the result of every step."""
+        """Run the model in float on a batch; `watch` receives the index and the result of every operator."""
         results: list[Array] = []
         with no_grad():
             for index, step in enumerate(self.steps):
@@ -58,13 +58,13 @@ class FloatGraph:
         return results[-1]
 
     def results(self, x: Array) -> list[Array]:
-        """Run the model in float and return the result of every step."""
+        """Run the model in float on a batch and return the result of every operator."""
         results: list[Array] = []
         self.run(x, lambda _, result: results.append(result))
         return results
 
     def run_float(self, step: Op, inputs: list[Array]) -> Array:
-        """Run one step in float32."""
+        """Run one operator in float32 on the results that it reads."""
         try:
             if step.node is not None and step.kind == "python":
                 return run_node(node_for_batch(step.node, inputs, self.batch), inputs)
@@ -79,16 +79,16 @@ class FloatGraph:
 
 
 def run_node(node: Node, arrays: list[Array]) -> Array:
-    """Run a traced operation on the arrays that take the place of its traced values."""
+    """Evaluate a traced operation on `arrays`, one for each traced value that it reads, in order."""
     array_of = {value.number: array for value, array in zip(node.reads(), arrays, strict=True)}
     return node.evaluate(lambda value: array_of[value.number])
 
 
 def node_for_batch(node: Node, arrays: list[Array], batch: int) -> Node:
-    """Return a traced operation for the batch size of `arrays`, which take the place of its traced values.
+    """Return a traced operation with its shape parameter changed from the traced batch size to that of `arrays`.
 
-    A shape that begins with the traced batch follows the current batch. The first axis of a reshape, which may be more
-    than the batch (windows or groups of all images), follows the size of its input.
+    `batch` is the traced batch size, `arrays` the operation's current inputs. The first axis of a reshape, which may be
+    more than the batch (windows or groups of all images), follows the size of its input.
     """
     current_batch = len(arrays[0]) if arrays and arrays[0].ndim else batch
     shape = node.params.get("shape")
@@ -107,10 +107,10 @@ def node_for_batch(node: Node, arrays: list[Array], batch: int) -> Node:
 
 
 def _takes_any_size(model: Module, example: Array) -> bool:
-    """Tell whether a model runs the same steps on an image twice as high and wide as one of the example.
+    """Tell whether a model runs the same operators on images twice as high and wide as those of `example`.
 
-    A trace holds sizes as numbers where the model computed with them: in reshapes, slices, resampling positions and
-    constants. Its steps would be wrong for images of another size.
+    A trace stores image sizes as constants where the model computed with them, in reshapes, slices or resampling
+    positions; its operators would then be wrong for images of another size.
     """
     one = example[:1]
     try:
@@ -118,11 +118,12 @@ def _takes_any_size(model: Module, example: Array) -> bool:
         first, second = (Lowering(match_patterns(trace_module(model, x), attention=False)).ops for x in sizes)
     except Exception:  # a model that takes one size only raises anything
         return False
-    return first.keys() == second.keys() and all(_equal(_sizes_in(first[i]), _sizes_in(second[i])) for i in first)
+    sizes_of = ({i: _size_dependent_parts(op) for i, op in ops.items()} for ops in (first, second))
+    return _deep_equal(*sizes_of)
 
 
-def _sizes_in(op: Op) -> tuple[Any, ...]:
-    """Return all of an op that may hold a size of its images; its channels do where it flattens them."""
+def _size_dependent_parts(op: Op) -> tuple[Any, ...]:
+    """Return the parts of an operator that may depend on the image size, for comparison by `_deep_equal`."""
     node = op.node
     if node is None:
         own = op.kind, op.activation, op.options, op.weight, op.bias, op.gain
@@ -130,16 +131,16 @@ def _sizes_in(op: Op) -> tuple[Any, ...]:
     return op.inputs, node.operation, node.inputs, node.params, node.shape[1:] if node.operation is Reshape else ()
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Compare operands and parameters, which hold arrays in tuples and dictionaries."""
+def _deep_equal(a: Any, b: Any) -> bool:
+    """Compare two operands or parameters recursively, including arrays in tuples, lists and dictionaries."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return a is b or np.array_equal(a, b)
     if isinstance(a, tuple | list) and type(a) is type(b):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(_deep_equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_deep_equal(a[key], b[key]) for key in a)
     if isinstance(a, Taps) and isinstance(b, Taps):
-        return _equal((a.positions, a.weights), (b.positions, b.weights))
+        return _deep_equal((a.positions, a.weights), (b.positions, b.weights))
     return bool(a is b or a == b)
 
 

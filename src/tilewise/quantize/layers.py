@@ -64,7 +64,11 @@ def packed_layer(
     geometry: Geometry | None = None,
     in_numpy: bool = False,
 ) -> Any:
-    """Pack weights (O, kh, kw, C / groups), int8 or int16, for the compiled kernels, or for NumPy if there are none."""
+    """Pack weights (O, kh, kw, C / groups), int8 or int16, into a layer object of the compiled kernels.
+
+    `offset` and `scale` (O,) apply to each output channel's integer sum. `in_numpy` returns the NumPy reference
+    instead, which is also used without the compiled extension.
+    """
     g = geometry or Geometry()
     weights, scale = np.ascontiguousarray(weights), scale.astype(np.float32)
     settings: dict[str, Any] = {"groups": g.groups, "stride": g.stride, "padding": g.padding, "dilation": g.dilation}
@@ -79,7 +83,7 @@ def packed_layer(
 
 
 def integer_offset(q: Array, bias: Array | None, scales: Array, input: AffineParameters) -> Array:
-    """Return the integer that is added to each channel's sum: its bias, less the share of the input's zero point.
+    """Return the int32 that is added to each output channel's sum: its bias less the effect of the input's zero point.
 
     sum(q (x - zero)) + bias / scale = sum(q x) + (bias / scale - zero sum(q)).
     """
@@ -96,7 +100,10 @@ def integer_offset(q: Array, bias: Array | None, scales: Array, input: AffinePar
 
 
 def scales_for(weights: QuantizedWeights, input: AffineParameters, output: AffineParameters) -> Array:
-    """Return the weights' scales; channels of zeros, which any scale represents, get one that keeps the bias exact."""
+    """Return the weights' scales (O,), with a fine scale for output channels whose weights are all zero.
+
+    Any scale represents zeros; a fine one keeps the rounding error of the bias negligible.
+    """
     is_zero = ~weights.q.reshape(len(weights.q), -1).any(1)
     # With a 4096th of an output step as unit, rounding the bias costs nothing.
     fine = np.float32(output.scale / input.scale / 4096)
@@ -177,7 +184,7 @@ class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
         self._await_ranges(Conv2d(*sizes, stride, padding, groups=groups, bias=bias, dilation=dilation, rng=rng))
 
     def _await_ranges(self, conv: Any) -> None:
-        """Keep a float layer until the first batch; it is not a submodule."""
+        """Store a float layer to convert when the first batch arrives; it is not a submodule."""
         vars(self)["_uncalibrated"] = conv
 
     def _calibrate(self, x: Array) -> None:
@@ -280,7 +287,7 @@ class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
             self._needs_conversion = False
 
     def _pack(self, q: Array, in_numpy: bool = False) -> Any:
-        """Pack the weights with the output stage and the residual's scale."""
+        """Create the packed layer for weights `q`, with its output stage and the scale of its residual."""
         stage = output_stage(self.activation, self.output)
         unit = accumulator_scale(stage, self.output)
         scale = self.operand.scale * self.weight_scale.astype(np.float64) / unit
@@ -330,7 +337,7 @@ class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
         return QuantizedArray(data, self.output, self.out_channels, self.out_padding)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        """Add this layer to a native plan: it reads the values `inputs`; returns the number of its result."""
+        """Add this layer to a native plan and return the value number of its result; `inputs` are value numbers."""
         if self._needs_conversion:
             # An identity with a scale per channel converts uint8 to int16.
             channels = self.kernel.weights().shape[3] * self.geometry.groups
@@ -341,7 +348,7 @@ class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
 
 
 def product_input(input: AffineParameters, output: AffineParameters, geometry: Geometry) -> AffineParameters:
-    """Return the parameters that a convolution's products read.
+    """Return the quantization parameters that a convolution's kernel reads: `input`, or int16 ones converted from them.
 
     Grouped convolutions with an int16 result compute in int16, so their uint8 inputs are converted.
     """
@@ -349,13 +356,13 @@ def product_input(input: AffineParameters, output: AffineParameters, geometry: G
 
 
 def rounded_conv_weights(weight: Array, groups: int) -> QuantizedWeights:
-    """Round weights (O, C / groups, kh, kw) of a convolution of uint8 to int8."""
+    """Round weights (O, C / groups, kh, kw) to int8 for a convolution whose activations are uint8."""
     is_depthwise = groups > 1 and weight.shape[1:2] == (1,)  # computes 16-bit products, which cannot saturate
     return INT8Quantizer().quantize_weights(weight) if is_depthwise else saturation_safe_weights(weight)
 
 
 def _to_int16(x: QuantizedArray, operand: AffineParameters) -> QuantizedArray:
-    """Convert uint8 to int16 exactly if a product reads int16."""
+    """Convert a uint8 array to int16 without loss if `operand`, the parameters a kernel reads, is int16."""
     if x.parameters.is_int16 or not operand.is_int16:
         return x
     return QuantizedArray(x.data.astype(np.int16) - np.int16(x.parameters.zero_point), operand, x.channels, x.padding)
@@ -418,7 +425,10 @@ class QuantizedLinear(IntegerLayer, metaclass=ExplainsMethods):
         self.kernel = self._pack(q)
 
     def _pack(self, q: Array, in_numpy: bool = False) -> Any:
-        """Pack the weights: an integer result has the bias in the integer offset, a float result adds it afterwards."""
+        """Create the packed layer for weights `q` (out, in).
+
+        With an integer result the bias is part of the integer offset; with a float result it is added at the end.
+        """
         input = self.input or AffineParameters(1.0, 128)  # dynamic rows are int8 with 128 added
         scale = input.scale * self.weight_scale.astype(np.float64)
         if self.output is None:
@@ -464,7 +474,11 @@ class QuantizedLinear(IntegerLayer, metaclass=ExplainsMethods):
         return QuantizedArray(self._product(x.data, UINT8, None, False), self.output, self.out_features)
 
     def _product(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
-        """Multiply rows x by the packed weights; `kind` is the result's: INT32, FLOAT32 or UINT8."""
+        """Multiply integer rows (M, in) by the packed weights.
+
+        `kind` is the dtype of the result: INT32, FLOAT32 or UINT8. `row_scale` (M,) has the scale of each row of a
+        dynamic layer.
+        """
         if self._reads_int16 or (self.output is not None and self.output.is_int16):
             # Compiled code computes int16 inside native plans only.
             reference: NumpyInt8Layer = self._pack(self.kernel.weights()[:, 0, 0], in_numpy=True)
@@ -475,13 +489,13 @@ class QuantizedLinear(IntegerLayer, metaclass=ExplainsMethods):
         return np.asarray(self.kernel.linear(x, kind, row_scale, relu, *chosen_tiles))
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        """Add this layer to a native plan: it reads the value `inputs[0]`; returns the number of its result."""
+        """Add this layer to a native plan and return the value number of its result; it reads the value `inputs[0]`."""
         if self._reads_int16:
             return int(plan.conv(self.kernel, inputs, 0, self.output is None and self.relu))
         return int(plan.linear(self.kernel, inputs[0], self.output is None, self.relu))
 
     def _dynamic(self, x: Any, activation: str | None, residual: Any) -> Tensor:
-        """Check the input and apply the layer as an operation that traces record."""
+        """Check the input and apply the dynamic layer as a traced operation; returns (..., out)."""
         if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
             raise GradientError("an int8 layer has no gradient; run it under no_grad()")
         values = _float_values(x)
@@ -519,7 +533,7 @@ class DynamicLinear(Operation):
 
 
 def quantize_rows(rows: Array) -> tuple[Array, Array]:
-    """Quantize float32 (M, K) to int8 with 128 added (uint8), each row by its own scale."""
+    """Quantize float32 (M, K) row by row to int8 with 128 added; return uint8 (M, K) and the scales (M,)."""
     if native is not None:
         q, scales = native.int8_quantize_rows(rows)
         return q, scales
@@ -536,7 +550,7 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
 
 def _float_values(x: Any) -> Array:
     # Not `data`: reading it counts as a computation outside of tensors, which a plan could not follow.
-    """Return a tensor's or array's values as float32, without a copy if they are."""
+    """Return the values of a tensor or array as float32; they are copied only if they are not float32."""
     values = x._array if isinstance(x, Tensor) else np.asarray(x)
     return values if values.dtype == np.float32 else values.astype(np.float32)
 

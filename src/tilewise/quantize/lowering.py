@@ -27,7 +27,7 @@ MOVES_VALUES = (*kinds_with(Quantization.INPUT, Quantization.SHARED), "global_me
 
 
 class IntegerLayerCache:
-    """Integer layers that candidate models share: a layer is built again only if something it is built from differs."""
+    """Cache of integer layers for the candidate models of a search, which share most of their layers."""
 
     _MAX_VARIANTS = 4  # of one layer; arbitrary, a search needs its last two or three
 
@@ -35,7 +35,7 @@ class IntegerLayerCache:
         self._variants: dict[int, list[tuple[tuple[Any, ...], list[Array | None], Any]]] = {}
 
     def get(self, index: int, key: tuple[Any, ...], arrays: list[Array | None], build: Callable[[], Any]) -> Any:
-        """Return the layer of step `index` with these settings, weights, bias and means of its inputs."""
+        """Return operator `index`'s layer for these settings (`key`) and arrays; `build` it if not cached."""
         variants = self._variants.setdefault(index, [])
         for known_key, known_arrays, layer in variants:
             if known_key == key and all(map(_same_array, known_arrays, arrays)):
@@ -49,8 +49,8 @@ def _same_array(a: Array | None, b: Array | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
-    """Build an integer convolution from float weights, or from the arrays of a file."""
+def _lower_conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
+    """Create the integer convolution of operator `index` from its float weights, or from `stored` arrays of a file."""
     source, output, padding = model.affine[step.inputs[0]], model.affine[index], model.padding_of(index)
     settings: dict[str, Any] = {
         "input": source,
@@ -67,7 +67,7 @@ def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quanti
     assert weight is not None
 
     def build() -> QuantizedConv2d:
-        """Quantize the weights; GPTQ rounds them if the products are int8."""
+        """Quantize the float weights to an integer convolution; GPTQ rounds them if its products are int8."""
         return QuantizedConv2d.from_weights(
             weight,
             bias,
@@ -86,8 +86,11 @@ def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quanti
     return layer
 
 
-def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedLinear:
-    """Build an integer linear layer. The network's last one gives float32, which needs no requantization."""
+def _lower_linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedLinear:
+    """Create the integer linear layer of operator `index` from its float weights, or from `stored` arrays of a file.
+
+    The network's last layer returns float32, which needs no requantization.
+    """
     source, last = model.affine[step.inputs[0]], index == len(model.graph.steps) - 1
     output = None if last and step.activation in ("", "relu") else model.affine[index]
     settings: dict[str, Any] = {"input": source, "output": output, "activation": step.activation}
@@ -97,21 +100,25 @@ def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quan
     assert weight is not None
 
     def build() -> QuantizedLinear:
+        """Quantize the float weights and bias to an integer linear layer."""
         corrected = bias
         # Bias correction needs the weights as they will be rounded, in the module's order of inputs.
         if means is not None:
             int8_weights = INT8Quantizer().quantize_weights
             rounded = int16_weights(weight, bias, source) if source.is_int16 else int8_weights(weight)
             corrected = corrected_bias(weight, rounded.dequantize(), bias, means)
-        return QuantizedLinear.from_weights(_channels_last(model, step), corrected, **settings)
+        return QuantizedLinear.from_weights(_weights_in_stored_order(model, step), corrected, **settings)
 
     key = (*settings.values(), model.channels_last_image(step.inputs[0]))
     layer: QuantizedLinear = model.layers.get(index, key, [weight, bias, means], build)
     return layer
 
 
-def _channels_last(model: QuantizedModel, step: Op) -> Array:
-    """Return weights (O, C H W) of a linear layer in the stored order of its input, which may be (O, H W C)."""
+def _weights_in_stored_order(model: QuantizedModel, step: Op) -> Array:
+    """Return a linear layer's weights with columns in the order in which its input, a flattened image, is stored.
+
+    That is (H, W, C) if the flattened image is stored channels-last, else the module's (C, H, W).
+    """
     assert step.weight is not None
     shape = model.channels_last_image(step.inputs[0])
     if not shape:
@@ -124,8 +131,8 @@ def _flatten(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> An
     return operators.QuantizedFlatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
 
 
-def _affine(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
-    """Build a scale and shift per channel from float arrays, or from those of a file."""
+def _lower_affine(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
+    """Create the per-channel scale-and-shift operator from float arrays, or from `stored` arrays of a file."""
     arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
     scale = arrays.get("weight")
     scale = np.ones(step.shape[1], np.float32) if scale is None else scale
@@ -138,9 +145,9 @@ def _operator(operator: type[operators.IntegerOp]) -> Lower:
 
 LOWERING_TABLE: dict[str, Lower] = {
     **dict.fromkeys((*KEEPS_PARAMETERS, "concat"), _operator(operators.Movement)),
-    "conv": _conv,
-    "linear": _linear,
-    "affine": _affine,
+    "conv": _lower_conv,
+    "linear": _lower_linear,
+    "affine": _lower_affine,
     "flatten": _flatten,
     "global_mean": _operator(operators.GlobalPool),
     "avg_pool": _operator(operators.AvgPool),
@@ -171,10 +178,10 @@ def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
 
 
 def tied_values(graph: FloatGraph) -> list[int]:
-    """Return for every operator the first one of its group of tied quantization parameters.
+    """Return, for every operator, the first operator of its group of tied quantization parameters.
 
-    Operators that move values keep the parameters of their input. Inputs of a concatenation share one scale, so that
-    each can be computed directly into the result. Groups are joined by union-find.
+    Operators that only move values keep the parameters of their input. Inputs of a concatenation share one scale, so
+    that each can be computed directly into the result. Groups are joined by union-find.
     """
     root = list(range(len(graph.steps)))
 

@@ -61,7 +61,7 @@ _BALANCE = 20.0  # makes errors of activations (peak about 20 times their mean) 
 def int16_parameters(
     graph: FloatGraph, calibration: Calibration, int16_groups: Collection[int], reach_scale: float = 1.0
 ) -> dict[int, AffineParameters]:
-    """Compute the int16 parameters of each group of tied values in `int16_groups`, by its first step.
+    """Compute the int16 parameters of the tied groups in `int16_groups`, by group (the index of its first operator).
 
     A larger `reach_scale` widens the range: less precision, less saturation.
     """
@@ -91,7 +91,7 @@ def int16_parameters(
 
 
 def _largest_values(graph: FloatGraph, group_of: list[int]) -> dict[int, float]:
-    """Return the upper limit of each group's activations (6 for ReLU6), or infinity."""
+    """Return each group's upper bound that its activations imply (6 for ReLU6), or infinity."""
     ends: dict[int, float] = {}
     for index, step in enumerate(graph.steps):
         if step.kind not in (*KEEPS_PARAMETERS, "concat"):
@@ -117,12 +117,15 @@ def normalized_max_error(result: Array, exact: Array, images: int = 0) -> float:
     """
     if not result.size:
         return 0.0
-    each = (_largest(r, e, 1.0) for r, e in zip(result, exact, strict=True))
-    return max(_largest(result, exact, images / len(result)), *each)
+    each = (_relative_max_error(r, e, 1.0) for r, e in zip(result, exact, strict=True))
+    return max(_relative_max_error(result, exact, images / len(result)), *each)
 
 
-def _largest(result: Array, exact: Array, times: float) -> float:
-    """Return the largest error as a share of the largest result, or what `times` as many normal errors would reach."""
+def _relative_max_error(result: Array, exact: Array, times: float) -> float:
+    """Return the largest absolute error divided by the largest absolute value of `exact`.
+
+    If `times` is above 1, return instead the maximum to expect among `times` as many normally distributed errors.
+    """
     # The maximum of n normal errors with standard deviation s is about s sqrt(2 ln n).
     error = (result - exact).astype(np.float64)
     log_count = np.log(max(error.size, 3))
@@ -133,7 +136,7 @@ def _largest(result: Array, exact: Array, times: float) -> float:
 
 
 def _image_count(calibration: Calibration, activations: int) -> int:
-    """Return the number of images whose activations add up to about `activations`."""
+    """Return how many calibration images have about `activations` activation values in total, at least one."""
     per_image = sum(int(np.prod(shape)) for shape in calibration.shapes)
     return max(1, min(HOLDOUT_IMAGES, activations // max(per_image, 1)))
 
@@ -141,7 +144,7 @@ def _image_count(calibration: Calibration, activations: int) -> int:
 def images_to_check(
     graph: FloatGraph, calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None
 ) -> EvaluatedBatch:
-    """Collect images for predictions: held-out ones, mirror images if these are few, then observed ones."""
+    """Collect images to predict the error on: held-out ones, their mirror images if few, then observed ones."""
     count = _image_count(calibration, _VALIDATION_ACTIVATIONS)
     unseen = batch.first(0) if holdout is None else holdout.first(count)
     source = batch if holdout is None else holdout
@@ -159,7 +162,7 @@ def images_to_check(
 
 
 class PrecisionSearch:
-    """Images, sensitivities and GPTQ of a search for int16 activations."""
+    """The images, sensitivities and GPTQ rounding that a search for int16 activations uses."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class PrecisionSearch:
 
     @cached_property
     def few_images(self) -> EvaluatedBatch:
-        """Return as many check images as the search can evaluate in its budget."""
+        """Return the first images to check, as many as can be evaluated in the search's budget."""
         return self.check.first(_image_count(self.calibration, _SEARCH_ACTIVATIONS))
 
     @cached_property
@@ -208,8 +211,8 @@ def assign_precision(search: PrecisionSearch, bound: float, build: Build) -> Any
     sensitivities = search.sensitivities
 
     def with_int16(count: int) -> Any:
-        """Build the model whose `count` most sensitive activations are int16."""
-        return build(_reasons(search.graph, sensitivities[:count], error), search.rounding)
+        """Build the model whose `count` most sensitive activations are int16 and the others uint8."""
+        return build(_int16_explanations(search.graph, sensitivities[:count], error), search.rounding)
 
     # Bisection over the number of int16 activations, most sensitive first: `too_few` fail, `enough` suffice.
     too_few, enough, target = -1, len(sensitivities), bound
@@ -233,10 +236,10 @@ def assign_precision(search: PrecisionSearch, bound: float, build: Build) -> Any
 
 
 def _try_fewer(model: Any, enough: int, build: Callable[[int], Any], check: EvaluatedBatch, bound: float) -> Any:
-    """Try models with fewer int16 activations, and return the smallest one within the bound.
+    """Try models with slightly fewer int16 activations than `enough`; return the smallest one within the bound.
 
-    How weights happen to be rounded together moves the error by a tenth to either side, so the bisection may have
-    skipped a smaller model.
+    Rounding changes the error by up to a tenth at random, so the bisection may have skipped a smaller model. `model` is
+    the one with `enough` int16 activations.
     """
     step = max(1, enough // _TRIES // 2)
     for count in range(enough - step, max(enough - (_TRIES + 1) * step, -1), -step):
@@ -258,19 +261,19 @@ def validation_error(model: Any, batch: EvaluatedBatch) -> float:
 
 
 def images_at_hand(calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None) -> EvaluatedBatch:
-    """Return the images that `max_error` is judged on: held-out ones, or the first observed ones if there are none."""
+    """Return the images that `max_error` applies to: held-out ones or, without any, the first observed ones."""
     return (batch if holdout is None else holdout).first(_image_count(calibration, _VALIDATION_ACTIVATIONS))
 
 
 def stated_error(model: Any, check: EvaluatedBatch) -> float:
-    """Predict the error on other images from the independent ones of `check`; at least the worst of all of them."""
+    """Predict the error on unseen images from the independent ones of `check`; at least the largest error on it."""
     result, count = model.run(check.x), check.independent or len(check.x)
     predicted = predicted_error(result[:count], check.result[:count], STATED_SPREAD_PRIOR)
     return max(predicted, measured_error(result, check.result))
 
 
 def measured_error(result: Array, exact: Array) -> float:
-    """Return the error of the worst of these images, without any prediction."""
+    """Return the largest normalized error of these images: (images, ...) against the exact results."""
     return float(_image_errors(result, exact).max(initial=0.0))
 
 
@@ -303,15 +306,18 @@ def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_P
     return math.exp(float(logs.mean()) + factor * math.sqrt(squares / freedom))
 
 
-def _reasons(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
-    """Say why each group of activations becomes int16; `error` is the network's relative error with int8 alone."""
+def _int16_explanations(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
+    """Explain, for each group of activations that becomes int16, why; returns the sentences by group.
+
+    `error` is the network's relative error with int8 alone.
+    """
     off = f"results would be off by {100 * error:.2f} % in bytes"
     groups = {a.group: f"{off}, {100 * a.share:.2f} % by it alone" for a in activations}
     return with_int16_residuals(graph, groups)
 
 
 def with_int16_residuals(graph: FloatGraph, int16_groups: Int16Reasons) -> Int16Reasons:
-    """Add the groups that must be int16 as well: results of convolutions with an int16 residual."""
+    """Add to `int16_groups` the results of convolutions that add an int16 residual, which must be int16 too."""
     group_of, groups = tied_values(graph), dict(int16_groups)
     for index, step in enumerate(graph.steps):
         if step.kind == "conv" and len(step.inputs) > 1 and group_of[step.inputs[1]] in groups:
@@ -323,7 +329,7 @@ def _sensitivities(
     graph: FloatGraph, calibration: Calibration, float_reasons: dict[str, str], batch: EvaluatedBatch
 ) -> list[ActivationSensitivity]:
     """Measure the error of the result with each group of activations alone in int8."""
-    trial, exact = _Trial(graph, calibration, float_reasons, batch.x), batch.result
+    trial, exact = _SensitivityProbe(graph, calibration, float_reasons, batch.x), batch.result
     last = len(graph.steps) - 1
     gives_floats = graph.steps[last].kind == "linear" and graph.steps[last].activation in ("", "relu")
     costs = _costs(graph, calibration)
@@ -354,11 +360,11 @@ def _costs(graph: FloatGraph, calibration: Calibration) -> dict[int, float]:
     return costs
 
 
-class _Trial:
-    """The float model, run again from the operator whose result is rounded to int8."""
+class _SensitivityProbe:
+    """Evaluates the effect of rounding one group of activations to int8, with everything else in float."""
 
     def __init__(self, graph: FloatGraph, calibration: Calibration, float_reasons: dict[str, str], x: Array) -> None:
-        """Run the float model with equalized weights, and keep the result of every operator."""
+        """Run the float model on `x` with equalized weights, and store the result of every operator."""
         self.graph = graph.copy()
         self.parameters, self.float_reasons = shared_parameters(graph, calibration), float_reasons
         self.equalization: EqualizationScales = [np.ones(shape[:1]) for shape in calibration.shapes]
@@ -373,7 +379,10 @@ class _Trial:
                 self.exact.append(x if step.kind == "input" else self._run(index, step, reads))
 
     def result(self, group: int) -> Array | None:
-        """Return the model's result with this group and its readers' weights in int8; None if that changes nothing."""
+        """Return the model's result with one group of activations, and the weights that read it, in int8.
+
+        None if the model then computes the same as in float.
+        """
         results: dict[int, Array] = {}
         with no_grad():
             for index, step in enumerate(self.graph.steps):
@@ -389,7 +398,7 @@ class _Trial:
         return results.get(len(self.graph.steps) - 1)
 
     def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
-        """Run one op in float; ReLU6 saturates at its equalized bound."""
+        """Run operator `index` in float on the results that it reads; ReLU6 saturates at its equalized bound."""
         if step.activation != "relu6":
             return self.graph.run_float(step, reads)
         # ReLU6 clips equalized channels at 6 times their scale.
@@ -398,7 +407,7 @@ class _Trial:
         return np.minimum(result, end.reshape(-1, *(1,) * (result.ndim - 2)) if end.size == result.shape[1] else 6)
 
     def _rounded(self, step: Op) -> Op:
-        """Return a convolution or linear layer with weights rounded to int8 and the bias corrected for that."""
+        """Return a convolution or linear layer with weights rounded to int8 and its bias corrected for that."""
         assert step.weight is not None
         groups = 1 if step.kind == "linear" else step.groups
         is_linear = step.kind == "linear"

@@ -124,11 +124,11 @@ class QuantizedModel(Module):
 
         `watch` receives every operator's result; the integers are the same, computed one operator at a time.
         """
-        values = self._checked(x)
+        values = self._checked_input(x)
         try:
             if watch is not None:
                 for index in range(len(self.graph.steps)):
-                    values[index] = self._step(index, values) if index else values[0]
+                    values[index] = self._run_op(index, values) if index else values[0]
                     watch(index, values[index])
             else:
                 self.run_segments(values)
@@ -142,7 +142,7 @@ class QuantizedModel(Module):
         return result
 
     def results(self, x: Array) -> list[Array]:
-        """Return every operator's result in float32, without the equalization scales of its channels."""
+        """Return every operator's result for `x` in float32, with equalization scales divided out."""
         results: list[Array] = []
         self.run(x, lambda index, value: results.append(self._unscaled(index, self._as_float(value))))
         return results
@@ -150,12 +150,12 @@ class QuantizedModel(Module):
     def products(self, x: Array) -> list[Product]:
         """List the integer products that the native kernels compute for `x`, whose tiles can be tuned."""
         products: list[Product] = []
-        values = self._checked(x)
+        values = self._checked_input(x)
         self.run_segments(values, lambda segment: products.extend(segment.products(values)))
         return products
 
-    def _checked(self, x: Array) -> dict[int, Value]:
-        """Check the input and return it as value 0, the first operator's result."""
+    def _checked_input(self, x: Array) -> dict[int, Value]:
+        """Check the shape of the input and return it, quantized, as {0: value}."""
         expected = self.calibration.shapes[0]
         if x.ndim != len(expected) + 1 or x.shape[1] != expected[0]:
             raise ShapeError(
@@ -171,17 +171,20 @@ class QuantizedModel(Module):
         return {0: np.ascontiguousarray(x, np.float32)}
 
     def run_segments(self, values: dict[int, Value], visit: Callable[[Segment], None] | None = None) -> None:
-        """Run all native segments and the operators between them; `visit` receives each segment after it has run."""
+        """Run all native segments, and the operators between them, and add their results to `values` by operator index.
+
+        `visit` receives each segment after it has run.
+        """
         for segment in self._segments:
             if isinstance(segment, int):
-                values[segment] = self._step(segment, values)
+                values[segment] = self._run_op(segment, values)
                 continue
             segment.run(values)
             if visit is not None:
                 visit(segment)
 
-    def _step(self, index: int, values: dict[int, Value]) -> Value:
-        """Run one operator by itself, in integers or in float."""
+    def _run_op(self, index: int, values: dict[int, Value]) -> Value:
+        """Run operator `index` alone, in integers or in float, on results in `values`; return its result."""
         step, layer = self.graph.steps[index], self.integer[index]
         if index in self.islands:
             island = self.islands[index]
@@ -198,24 +201,24 @@ class QuantizedModel(Module):
         return value.dequantize() if isinstance(value, QuantizedArray) else value
 
     def _unscaled(self, index: int, result: Array) -> Array:
-        """Divide the result of step `index` by the equalization scales of its channels, if it has any."""
+        """Divide a result of operator `index` by the equalization scales of its channels, if any."""
         if self.equalization is None or self.equalization[index].shape != result.shape[1:2]:
             return result
         return result / self.equalization[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))
 
     def _as_integers(self, value: Value, source: int) -> QuantizedArray:
-        """Quantize a float value with the parameters of step `source`; integers are returned as they are."""
+        """Quantize a float value with the parameters of operator `source`; return integers unchanged."""
         if isinstance(value, QuantizedArray):
             return value
         return quantize_array(value, self.affine[source], self.padding_of(source))
 
     def check_input(self, layer: Any, source: int) -> None:
-        """Refuse a layer that was built for other quantization parameters than its input has."""
+        """Raise if an integer layer expects other quantization parameters than operator `source` has."""
         if getattr(layer, "input", None) not in (None, self.affine[source]):
             raise ConfigurationError(f"a layer of this model reads {self.graph.steps[source].name} by another scale")
 
     def result_of(self, index: int) -> QuantizedArray | None:
-        """Return how an operator's integer result is stored, without its data; None for a float result."""
+        """Return an operator's integer result as a `QuantizedArray` without data; None if the result is float."""
         layer, shape = self.integer[index], self.calibration.shapes[index]
         if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
             return None
@@ -225,13 +228,13 @@ class QuantizedModel(Module):
     # --- converting ---
 
     def _convert_all(self) -> None:
-        """Build the integer form of every op, in order."""
+        """Build the integer layer of every operator, in order."""
         self.integer = []
         for index in range(len(self.graph.steps)):
             self.integer.append(self._convert(index))
 
     def _equalize_and_convert(self) -> None:
-        """Convert with equalized channels; without if a ReLU6 of equalized channels stays in float and clips at 6."""
+        """Convert with equalized channels; without them if a ReLU6 that stays in float would clip them at 6."""
         steps, float_reasons = self.graph.steps, dict(self.float_reasons)
         before = [(step.weight, step.bias) for step in steps]
         # int16 values are fine enough without equalization, which would take away what they reach beyond the observed
@@ -261,7 +264,7 @@ class QuantizedModel(Module):
         return self._rounding is not None
 
     def rounded_weights(self, index: int) -> QuantizedWeights | None:
-        """Return a convolution's int8 weights from GPTQ; None if they are rounded to the nearest value."""
+        """Return a convolution's GPTQ-rounded int8 weights, or None to round to the nearest value."""
         if self._rounding is None:
             return None
         step = self.graph.steps[index]
@@ -289,14 +292,13 @@ class QuantizedModel(Module):
             return None
 
     def padding_of(self, index: int) -> int:
-        """Return the largest padding of the convolutions that read this operator's result."""
+        """Return the padding in pixels that the convolutions which read this result need at most."""
         return max((max(u.padding) for u in self.graph.users(index) if u.kind == "conv"), default=0)
 
     def keeps_channels_last(self, index: int) -> bool:
-        """Tell whether a flattened image may keep its stored order (H, W, C).
+        """Tell whether a flattened image may stay in its stored order (H, W, C).
 
-        It may if only linear layers read it, whose weights are reordered. Any other integer operator would mix it up
-        with rows in the module's order.
+        That is the case if only linear layers read it, whose weights are then reordered to match.
         """
         return all(user.kind == "linear" for user in self.graph.users(index))
 
@@ -316,7 +318,7 @@ class QuantizedModel(Module):
     @property
     def nbytes(self) -> int:
         """Count the bytes of all weights, biases and scales, integer and float."""
-        return sum(_bytes_of(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
+        return sum(_weight_bytes(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
 
     def layer_counts(self) -> tuple[int, int]:
         """Count the convolutions and linear layers that compute in integers, and all of them."""
@@ -335,13 +337,13 @@ class QuantizedModel(Module):
             if layer is not None and self.affine[index].is_int16:
                 form, reason = "int16", self.int16_reasons.get(group_of[index], "")
             avx2, snr_db = getattr(layer, "avx2", ""), ratios.get(index)
-            size = _bytes_of(step, layer)
+            size = _weight_bytes(step, layer)
             out.append(StepReport(step.name, step.kind, form, reason, size, snr_db=snr_db, avx2=avx2))
         return out
 
 
 def _is_layer(step: Op) -> bool:
-    """Tell whether a step is a convolution or a linear layer, also if it runs as a traced operation."""
+    """Tell whether an operator is a convolution or linear layer, including those that run in Python."""
     return step.kind in ("conv", "linear") or (step.node is not None and is_weighted(step.node))
 
 
@@ -360,8 +362,8 @@ def dynamic_layer_counts(model: Module, *examples: Array) -> tuple[int, int]:
     return integers, integers + sum(is_weighted(node) for node in nodes)
 
 
-def _bytes_of(step: Op, layer: Any) -> int:
-    """Count the bytes of a step's weights, integer or float."""
+def _weight_bytes(step: Op, layer: Any) -> int:
+    """Count the bytes of an operator's weights, as integers if it has an integer `layer`, else as floats."""
     if hasattr(layer, "nbytes"):
         return int(layer.nbytes)
     arrays = [a for a in (step.weight, step.bias) if a is not None]

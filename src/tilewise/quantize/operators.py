@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Op
-from tilewise.graph.op_specs.layers import pool_windows, pooled_values
+from tilewise.graph.op_specs.layers import mean_divisor, pool_windows
 from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.quantize.parameters import AffineParameters, QuantizedArray, as_image, image_values, round_up
 from tilewise.quantize.reference import Int16OutputStage, Uint8OutputStage, is_curved, multiply_by_fractions
@@ -42,12 +42,12 @@ def set_output_stage(kernel: Any, stage: OutputStage) -> None:
 
 
 def accumulator_scale(stage: OutputStage, output: AffineParameters) -> float:
-    """Return the scale of the accumulator that an output stage reads."""
+    """Return the scale of the accumulators that an output stage expects, given its output's parameters."""
     return 1.0 if stage.takes_real_values else output.scale / stage.units_per_step
 
 
 def centred(x: QuantizedArray) -> Array:
-    """Return the integers (N, H, W, C) less their zero point, as int32."""
+    """Subtract the zero point from the integers (N, H, W, C); returns int32."""
     return np.asarray(image_values(x).astype(np.int32) - x.parameters.zero_point)
 
 
@@ -60,7 +60,7 @@ class IntegerOp:
     op: Op = field(default_factory=lambda: Op("identity", (), ()))
 
     def _result(self, values: Array, is_row: bool) -> QuantizedArray:
-        """Wrap integers (N, H, W, C) as a result: padded images, or rows."""
+        """Wrap integers (N, H, W, C) as this operator's result: padded images, or rows (N, C) if `is_row`."""
         result = QuantizedArray(_fill_channels(values, self.output.zero_point), self.output, values.shape[3])
         if is_row:
             return replace(result, data=result.data.reshape(len(values), -1))
@@ -68,7 +68,7 @@ class IntegerOp:
 
 
 def _fill_channels(values: Array, zero: int) -> Array:
-    """Copy (N, H, W, C) to C-contiguous storage with a multiple of four channels, as the kernels read it."""
+    """Copy (N, H, W, C) to contiguous memory with C padded by `zero` to a multiple of four."""
     extra = -values.shape[3] % 4
     copy = np.pad(values, ((0, 0), (0, 0), (0, 0), (0, extra)), constant_values=zero) if extra else values.copy()
     return np.ascontiguousarray(copy)  # np.pad and copy keep the memory order of their input
@@ -100,7 +100,7 @@ class QuantizedAdd(ArithmeticOp):
         return self._result(self.stage.requantize(total), a.data.ndim == 2)
 
     def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
-        """Return both operands' scales in units of the accumulator."""
+        """Return each operand's scale divided by the accumulator's."""
         sign = {"add": 1, "sub": -1}[self.op.kind]
         return first.scale / self.accumulator, sign * second.scale / self.accumulator
 
@@ -125,11 +125,11 @@ class QuantizedMultiply(ArithmeticOp):
         return self._result(self.stage.requantize(value), a.data.ndim == 2)
 
     def _scale(self, operands: list[AffineParameters]) -> float:
-        """Return the scale of the product in units of the accumulator."""
+        """Return the scale of the integer product divided by the accumulator's."""
         return operands[0].scale * operands[1].scale / self.accumulator
 
     def _fraction(self, operands: list[AffineParameters]) -> float:
-        """Return one step of a gate in units of 1/32768 of the result's step; 0 if int16 fractions do not apply.
+        """Return the gate's scale as a multiple of 1/32768 of the output's scale; 0 if int16 fractions do not apply.
 
         They apply if input and result are int16, there is no activation, and no gate value can exceed 1.
         """
@@ -150,7 +150,7 @@ class Affine(ArithmeticOp):
     shift: Array | None = None
 
     def _coefficients(self, source: AffineParameters, channels: int) -> tuple[Array, Array]:
-        """Return scale and shift per channel in units of the accumulator."""
+        """Return the scale and shift of each channel (C,), divided by the accumulator's scale."""
         # Computed in float64 and rounded once, as the native plan receives them.
         scale = np.ones(channels) if self.scale is None else self.scale.astype(np.float64)
         shift = np.zeros(channels) if self.shift is None else self.shift.astype(np.float64)
@@ -231,7 +231,7 @@ class AvgPool(Movement):
         values = image_values(x).transpose(0, 3, 1, 2)
         sums = pool_windows(op, values, x.parameters.zero_point if count_padding else 0).astype(np.int32).sum((4, 5))
         precision = np.float32 if x.parameters.is_int16 else np.float64
-        mean = np.rint(sums.astype(precision) / np.asarray(pooled_values(op, values), precision)).astype(values.dtype)
+        mean = np.rint(sums.astype(precision) / np.asarray(mean_divisor(op, values), precision)).astype(values.dtype)
         return self._result(mean.transpose(0, 2, 3, 1), is_row=False)
 
 

@@ -42,16 +42,16 @@ class AffineParameters:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest integer."""
+        """Smallest and largest quantized integer."""
         return (-self.int16_limit, self.int16_limit) if self.is_int16 else (0, 255)
 
     @property
     def largest(self) -> int:
-        """The largest integer that a product reads."""
+        """Largest magnitude that a kernel multiplies."""
         return self.limits[1]
 
     def quantize(self, x: Array) -> Array:
-        """Round to integers; NaN becomes the zero point, and values out of range saturate."""
+        """Round floats to integers; NaN becomes the zero point, values out of range saturate."""
         # Clip before rounding: large floats do not fit into int32.
         low, high = self.limits
         scaled = np.nan_to_num(np.asarray(x, np.float32) * np.float32(1 / np.float32(self.scale)), nan=0.0)
@@ -60,12 +60,12 @@ class AffineParameters:
         return rounded.astype(np.int16 if self.is_int16 else np.uint8)
 
     def to_int16(self, margin: float, limit: int) -> AffineParameters:
-        """Return int16 parameters for `margin` times this range, in steps of a `limit`-th of it."""
+        """Return int16 parameters in which `limit` stands for `margin` times the largest magnitude."""
         largest = margin * max(self.zero_point, 255 - self.zero_point)
         return self if self.is_int16 else AffineParameters(_float32(self.scale * largest / limit), 0, limit)
 
     def to_exact_int16(self) -> AffineParameters:
-        """Return the int16 parameters of uint8 values less their zero point."""
+        """Return int16 parameters with the same scale, for uint8 values less their zero point."""
         return self if self.is_int16 else AffineParameters(self.scale, 0, 255)
 
     def dequantize(self, q: Array) -> Array:
@@ -75,7 +75,7 @@ class AffineParameters:
 
 
 def _float32(scale: float) -> float:
-    """Round a scale to float32, not below the smallest scale that kernels accept."""
+    """Round a scale to float32, but not below the smallest scale that the kernels accept."""
     return float(np.float32(max(scale, _SMALLEST_SCALE)))
 
 
@@ -208,7 +208,7 @@ def _input_parameters(data: Any) -> AffineParameters:
 
 
 def round_up(n: int) -> int:
-    """Round up to a multiple of four channels."""
+    """Round a number of channels up to a multiple of four."""
     return -(-n // 4) * 4
 
 
@@ -235,7 +235,7 @@ class QuantizedArray:
         return (n, self.channels, h - 2 * self.padding, w - 2 * self.padding)
 
     def inside(self) -> Array:
-        """Return the image without its padding: (N, H, W, C')."""
+        """Return a view of the image without its padding: (N, H, W, C')."""
         p = self.padding
         return self.data[:, p : self.data.shape[1] - p, p : self.data.shape[2] - p] if p else self.data
 

@@ -53,7 +53,7 @@ class Segment:
     steps: dict[int, int]
 
     def products(self, values: dict[int, Value]) -> list[Product]:
-        """List the integer products that `run` computes, each once: chunks of a batch have the same sizes."""
+        """List the distinct integer products that `run` computes, for tuning; `values` are all results so far."""
         products = dict.fromkeys(self.plan.products(self._arrays(values)))
         return [Product(self.steps[value], *sizes) for value, *sizes in products]
 
@@ -61,7 +61,7 @@ class Segment:
         return [_array(values[i]) for i in self.sources]
 
     def run(self, values: dict[int, Value]) -> None:
-        """Run the segment natively and store its results under their op indices."""
+        """Run the native plan on results in `values`, and add its results to `values` by operator index."""
         arrays = self.plan.run(self._arrays(values), current_backend().tiles)
         for (index, storage), array in zip(self.results, arrays, strict=True):
             values[index] = array if storage is None else replace(storage, data=array)
@@ -72,9 +72,9 @@ def _array(value: Value) -> Array:
 
 
 def segments(model: QuantizedModel) -> list[Segment | int]:
-    """Partition the steps after the input, in order, into segments and indices of steps that run by themselves.
+    """Partition the operators after the input into native segments and single operators (indices), in order.
 
-    Of a float island only the last step is listed, which runs all of it.
+    Only the last operator of a float island is listed; it runs the whole island.
     """
     result: list[Segment | int] = []
     inner = {index for island in model.islands.values() for index in island.steps[:-1]}
@@ -92,7 +92,7 @@ def segments(model: QuantizedModel) -> list[Segment | int]:
 
 
 def _is_native(model: QuantizedModel, index: int) -> bool:
-    """Tell whether a native call can run a step: an integer layer, or a float norm of images."""
+    """Tell whether operator `index` can run in a native plan: an integer layer, or a float norm of images."""
     layer, step = model.integer[index], model.graph.steps[index]
     if native is None:
         return False
@@ -102,14 +102,13 @@ def _is_native(model: QuantizedModel, index: int) -> bool:
 
 
 class _SegmentBuilder:
-    """Adds a run of steps to a native graph.
-
-    A value exists as integers, as channels-last floats, or as both: it is converted where a step of the other kind
-    reads it.
-    """
+    """Builds the native plan of consecutive operators, with conversions between integers and floats."""
 
     def __init__(self, model: QuantizedModel, steps: list[int], float_results: set[int]) -> None:
-        """`float_results` are the steps whose results earlier segments return as floats."""
+        """Store the operators (`steps`, indices) to build a segment of.
+
+        `float_results` are the operators whose results earlier segments return as floats.
+        """
         assert native is not None
         self.model, self.steps, self.plan, self.float_results = model, steps, native.Graph(), float_results
         # Native values by step: integers, floats with channels last, and floats with channels first, which are inputs
@@ -137,7 +136,7 @@ class _SegmentBuilder:
         return Segment(self.plan, tuple(sources), tuple(results), products)
 
     def _add_source(self, index: int) -> None:
-        """Add the result of an earlier step as an input of the segment, in the form it is stored in."""
+        """Add an earlier operator's result as an input of the plan, as integers or floats."""
         shape = self.model.calibration.shapes[index]
         storage = None if index in self.float_results else self.model.result_of(index)
         if storage is None:
@@ -149,7 +148,7 @@ class _SegmentBuilder:
         self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], storage.padding, p.zero_point)
 
     def _add_step(self, index: int) -> None:
-        """Add a step to the native plan: an integer layer, or a float norm."""
+        """Add operator `index` to the native plan: an integer layer, or a float norm."""
         layer, step = self.model.integer[index], self.model.graph.steps[index]
         if layer is None:
             inputs = [self._as_channels_last(i) for i in step.inputs]
@@ -162,7 +161,7 @@ class _SegmentBuilder:
         (self.planes if self.model.result_of(index) is None else self.integers)[index] = value
 
     def _as_integers(self, index: int) -> int:
-        """Return the graph value of an op's result as integers; quantize it first if it is float."""
+        """Return the plan's value number of a result as integers; quantize a float result first."""
         if index not in self.integers:
             # The padding of the next convolution is part of the buffer, so quantizing writes it too.
             p, padding = self.model.affine[index], self.model.padding_of(index)
@@ -171,7 +170,7 @@ class _SegmentBuilder:
         return self.integers[index]
 
     def _as_channels_last(self, index: int) -> int:
-        """Return the graph value of an op's result as float NHWC; dequantize it if needed."""
+        """Return the plan's value number of a result as float NHWC; dequantize integers first."""
         if index not in self.channels_last:
             if index in self.integers:
                 scale = self.model.affine[index].scale
@@ -181,7 +180,10 @@ class _SegmentBuilder:
         return self.channels_last[index]
 
     def _add_result(self, index: int, outside: list[int]) -> QuantizedArray | None:
-        """Make a step's result an output: integers if an integer step outside reads them, else floats."""
+        """Make a result an output of the plan: integers if an integer operator in `outside` reads it, else floats.
+
+        Returns the form of an integer output, without data, or None for floats.
+        """
         storage = self.model.result_of(index)
         if storage is None:
             is_plane = index in self.planes

@@ -50,7 +50,7 @@ class Uint8OutputStage:
 
     @property
     def takes_real_values(self) -> bool:
-        """Tell whether the stage reads real numbers instead of multiples of the output's step."""
+        """Tell whether the stage reads real numbers, not multiples of the output's scale."""
         return bool(self.activation) and self.activation != "hard_swish" and not self.is_piecewise
 
     @property
@@ -81,7 +81,10 @@ class Uint8OutputStage:
         return self.zero, self.low, self.high, table, points_per_unit, first, 0.0, 0.0, b""
 
     def _shift_and_step(self) -> tuple[int, int]:
-        """Return the shift that makes 4096 of a segment's width, and the output's step in 1/32768 of a unit."""
+        """Return fixed-point settings of the piecewise approximation: a right shift and the output's scale.
+
+        After the shift a segment is 4096 units wide; the output's scale is in 1/32768 of such a unit.
+        """
         units = 4096 / _SEGMENT_WIDTH / self.inverse  # units per step before the shift; at most 128 fit into 16 bits
         shift = max(1, math.ceil(math.log2(units / 128)))
         return shift, round(32768 / (units / 2**shift))
@@ -100,7 +103,7 @@ class Uint8OutputStage:
         return np.concatenate([np.rint(coefficients.T).astype(np.int16).reshape(-1), np.array([shift, step], np.int16)])
 
     def _grid(self) -> tuple[float, int, int]:
-        """Return the lookup table's points per unit (a power of two), its first and its last point."""
+        """Return the lookup table's points per unit (a power of two), first and last point (integers)."""
         inverse = min(max(self.inverse, 1e-30), 1e30)
         lowest, highest = self.zero / inverse, (self.high - self.zero) / inverse
         # Extend to the left until |activation(-left)|, roughly left * 2^(-1.44 left), is below a quarter step.
@@ -129,7 +132,7 @@ _UNITS_PER_STEP = (7, 5, 3, 1)
 
 
 def _relu_minus_gelu(x: Array) -> Array:
-    """Compute relu(x) - gelu(x) = x * P(Z > x) for non-negative x, the part that is tabulated."""
+    """Compute relu(x) - gelu(x) = x · P(Z > x) for x >= 0 and a standard normal Z."""
     upper_probability = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
     return np.asarray(x * upper_probability)
 
@@ -155,7 +158,7 @@ class Int16OutputStage:
 
     @property
     def takes_real_values(self) -> bool:
-        """Tell whether the stage reads real numbers instead of multiples of the output's step."""
+        """Tell whether the stage reads real numbers, not multiples of the output's scale."""
         return not (self.activation in ("", "hard_swish") or self._polynomial or is_leaky(self.activation))
 
     @property
@@ -192,7 +195,10 @@ class _Int16Piecewise:
 
 @lru_cache(maxsize=256)
 def _int16_polynomial(activation: str, inverse: float, high: int) -> _Int16Piecewise | None:
-    """Approximate ReLU minus an activation by cubics; None if 16 bits do not reach to where the difference ends."""
+    """Fit cubics to ReLU minus an activation, for int16 arithmetic; None if int16 cannot represent its whole domain.
+
+    `inverse` is 1 / scale of the output, `high` its largest integer.
+    """
     difference = _RELU_MINUS[activation]
     # The approximation ends where the difference is below `negligible` steps.
     x = np.arange(1, 40 * 64) / 64
@@ -223,9 +229,10 @@ def _int16_polynomial(activation: str, inverse: float, high: int) -> _Int16Piece
 
 
 def _fit_cubics(t: Array, heights: Array) -> tuple[Array, int]:
-    """Return integer coefficients (power, segment), and by how many bits they are finer than the heights.
+    """Fit a cubic to each segment's samples `heights` (segment, samples) at positions `t` (samples) in [0, 1].
 
-    The mean of a segment is kept exactly: an error that all values share would add up in the sums that read them.
+    Returns integer coefficients (power, segment) and the number of fractional bits they have. The mean of each segment
+    is kept exactly, because an error that all values share would add up in the layers that sum them.
     """
     powers = t[:, None] ** np.arange(4)
     coefficients = heights @ np.linalg.pinv(powers).T  # (segment, power)
@@ -236,7 +243,7 @@ def _fit_cubics(t: Array, heights: Array) -> tuple[Array, int]:
 
 
 def _piecewise_int16(value: Array, polynomial: bytes) -> Array:
-    """Compute SiLU or GELU in 16-bit integers, as native/kernels/int8_elementwise.h does."""
+    """Compute SiLU or GELU with the cubics `polynomial`, bit-equal to native/kernels/int8_elementwise.h."""
     numbers = np.frombuffer(polynomial, np.int16).astype(np.int32)
     coefficients, (end, factor, shift, rounding, step, most) = numbers[:-6].reshape(4, _SEGMENTS), numbers[-6:]
     u = _round_within(value, -32767, most)
@@ -279,19 +286,19 @@ def requantize(value: Array, stage: NativeUint8Stage | NativeInt16Stage) -> Arra
 
 
 def _hard_swish_parabola(inverse: float) -> tuple[float, float]:
-    """Return where hard-swish becomes 0 or x, in output steps, and the slope of its parabola."""
+    """Return the end (3) and the slope of hard-swish's parabola in units of the output's scale."""
     return 3 * inverse, -1 / (6 * inverse)
 
 
 def _hard_swish(value: Array, end: F, slope: F) -> Array:
-    """Compute hard-swish of accumulators; `end` and `slope` are in their units."""
+    """Compute hard-swish of accumulators with the `end` and `slope` of `_hard_swish_parabola`."""
     magnitude = np.abs(value)
     d = np.where(magnitude < end, magnitude, end)
     return np.asarray(np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5)))
 
 
 def _piecewise_uint8(value: Array, zero: int, low: int, numbers: Array) -> Array:
-    """Compute SiLU in 16-bit integers, as native/kernels/int8_elementwise.h does."""
+    """Compute SiLU in 16-bit integers with the parabola coefficients `numbers`, bit-equal to the C++ kernel."""
     (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _SEGMENTS), numbers[-2:]
     u = _round_within(value, -32767, _MAX_PIECEWISE_INPUT)
     t = np.minimum(np.abs(u), 32767 >> shift) << shift
@@ -302,12 +309,12 @@ def _piecewise_uint8(value: Array, zero: int, low: int, numbers: Array) -> Array
 
 
 def _high_product(a: Array, b: Array) -> Array:
-    """Multiply 16-bit fixed-point numbers with rounding, as `vpmulhrsw` does."""
+    """Multiply 16-bit fixed-point numbers (15 fractional bits) with rounding, as `vpmulhrsw` does."""
     return (a * b + (1 << 14)) >> 15
 
 
 def multiply_by_fractions(integers: Array, fractions: Array, low: int, high: int) -> Array:
-    """Multiply int16 values by fractions in units of 1/32768, rounded to at most 32767 of them."""
+    """Multiply int16 values by `fractions` / 32768 (at most 32767), round, and clamp to [low, high]."""
     product = _high_product(integers, _round_within(fractions, -32767, 32767))
     return np.clip(product, low, high).astype(np.int16)
 
@@ -341,7 +348,7 @@ def _exp(x: Array) -> Array:
 
 
 def _coarse_exp(x: Array) -> Array:
-    """Compute exp(x) by a shorter polynomial, accurate enough where 1 is added to the result."""
+    """Compute exp(x) by a short polynomial, for formulas that add 1 to the result."""
     magic = F(12582912)  # as in _exp
     x = np.maximum(F(-87), np.minimum(F(89), x))
     shifted = x * F(1.44269504088896341) + magic
@@ -355,7 +362,7 @@ def _coarse_exp(x: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """Compute erf(x) on [-4, 4] as a quotient of polynomials in x^2."""
+    """Compute erf(x) for x in [-4, 4] as a quotient of polynomials in x²."""
     x = np.maximum(F(-4), np.minimum(F(4), x))
     t = x * x
     p, q = np.full_like(x, 2.04631510e-6), np.full_like(x, 3.80479178e-5)
@@ -433,7 +440,7 @@ class NumpyInt8Layer:
         self._residual = (scale, zero)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
-        """Return a result whose real values are all 0."""
+        """Return a result array of this shape filled with the zero point."""
         return np.zeros(shape, np.int16) if len(self._stage) == 7 else np.full(shape, self._stage[0], np.uint8)
 
     def conv(self, x: Array, padding: int, residual: Array | None, residual_padding: int, out_padding: int) -> Array:

@@ -26,10 +26,10 @@ _LONG_SUM = 128  # products in a sum; shorter sums are as fast with single pairs
 
 
 def largest_sums(weights: Array, products: int) -> Array:
-    """Return for each filter of weights (O, kh, kw, C) the largest sum of one sign that meets in 16 bits.
+    """Return each filter's worst-case 16-bit partial sum (O,) for weights (O, kh, kw, C) on AVX2.
 
-    `products` is 2 for pairs of neighbouring channels, or 4 for the same pairs of two adjacent groups of four channels
-    in a row of the filter.
+    It is the largest sum of weights of one sign among `products` weights that the instruction adds up: 2 neighbouring
+    channels, or 4, the same pair in two adjacent groups of four channels.
     """
     rows, kh, kw, channels = weights.shape
     padded = np.zeros((rows, kh, kw, -(-channels // _GROUP) * _GROUP), weights.dtype)
@@ -40,6 +40,7 @@ def largest_sums(weights: Array, products: int) -> Array:
     grouped = lanes.reshape(rows, -1, 2, 2, 2)  # (O, two groups, group, pair of a group, neighbour)
 
     def largest(weights: Array) -> Array:
+        """Return the largest sum of `products` non-negative weights for each filter."""
         sums = weights[..., 0] + weights[..., 1]  # (O, two groups, group, pair)
         if products == 4:
             sums = sums[:, :, 0] + weights[:, :, 1, :, 0] + weights[:, :, 1, :, 1]
@@ -77,7 +78,7 @@ def gptq_weights(weights: Array, moments: Array) -> QuantizedWeights:
 
 
 class _WeightRows:
-    """Rows of weights, in units of their scale, that are rounded channel by channel, with their 16-bit sums so far."""
+    """Rounds rows of weights, in units of their scale, channel by channel without 16-bit overflow."""
 
     def __init__(self, steps: Array, products: int) -> None:
         self.steps, self.products = steps, products
@@ -87,7 +88,7 @@ class _WeightRows:
         self.up, self.down = np.zeros(sums, np.float32), np.zeros(sums, np.float32)
 
     def round_column(self, channel: int, column: Array) -> Array:
-        """Round one channel of all rows, within the limits that the sums of its 16-bit lane leave."""
+        """Round one channel's column (O,) so that no 16-bit sum with the channels already rounded can overflow."""
         group, pair = divmod(channel // 2, 2)
         at = channel // 2 if self.products == 2 else group // 2 * 2 + pair
         up, down = self.up[at], self.down[at]
@@ -127,12 +128,15 @@ class GptqRounding:
         graph.run(x, lambda i, result: self._observe(i, result) if i in sources else None)
 
     def _observe(self, index: int, result: Array) -> None:
-        """Collect the second moments between channels of a result that the next layer reads."""
+        """Store the second moments between the channels of operator `index`'s result (N, C, H, W)."""
         if result.ndim == 4 and result.shape[1] <= _MAX_CHANNELS:
             self.moments[index] = _channel_moments(np.moveaxis(result, 1, 0).reshape(result.shape[1], -1))
 
     def weights(self, index: int, step: Op, by: Array | None) -> QuantizedWeights | None:
-        """Round the weights of a step whose input has equalization scales `by`; None if its input was not observed."""
+        """Return the GPTQ-rounded weights of an operator, whose input has equalization scales `by`.
+
+        None if its input was not observed or it is not an ungrouped convolution.
+        """
         moments = self.moments.get(step.inputs[0])
         if moments is None or step.weight is None or not _is_plain(step):
             return None
@@ -146,7 +150,7 @@ class GptqRounding:
 
 
 def _is_plain(step: Op) -> bool:
-    """Tell whether an op is a convolution without groups, whose channels all meet in one sum."""
+    """Tell whether an operator is an ungrouped convolution, in which all input channels add up to each output."""
     return step.kind == "conv" and step.groups == 1
 
 

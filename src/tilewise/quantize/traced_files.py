@@ -60,7 +60,7 @@ class NodeWriter:
         self._arrays, self._prefix, self._operations = arrays, prefix, operations()
 
     def node(self, node: Node, other: Node | None = None, batches: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Encode one operation; `other` is the same one traced with the second of two batch sizes."""
+        """Encode an operation as JSON; `other` is its trace at a second batch size, `batches` are both sizes."""
         name = node.operation.__name__
         if self._operations.get(name) is not node.operation:
             raise ConfigurationError(f"{node.layer or name} runs {name}, which cannot be written to a file")
@@ -76,7 +76,7 @@ class NodeWriter:
         }
 
     def _value(self, value: Any, other: Any) -> Any:
-        """Encode a parameter; `other` is its value in the second trace."""
+        """Encode a parameter as JSON; `other` is its value in a trace with another batch size."""
         if isinstance(value, bool | str | float) or value is None:
             return value
         if isinstance(value, int):
@@ -106,7 +106,7 @@ class NodeWriter:
         raise ConfigurationError(f"a parameter of type {type(value).__name__} cannot be written to a file")
 
     def _batch_size(self, value: int, other: int) -> dict[str, Any]:
-        """Encode an integer that is `each` per image plus `fixed`."""
+        """Encode an integer that depends on the batch size, from its values at two sizes."""
         first, second = self._batches
         each, remainder = divmod(other - value, second - first)
         if remainder:
@@ -114,7 +114,7 @@ class NodeWriter:
         return {"batch": [each, value - each * first]}
 
     def _repeated(self, value: Array, other: Array) -> dict[str, Any]:
-        """Encode a constant that was repeated for every image of the batch, such as position embeddings."""
+        """Encode a constant (batch, ...) whose entries are equal, such as position embeddings, by its first."""
         # Every entry must equal the first one, in both traces.
         follows = (len(value), len(other)) == self._batches and value.shape[1:] == other.shape[1:]
         if not follows or (value != value[:1]).any() or (other != value[:1]).any():
@@ -122,7 +122,7 @@ class NodeWriter:
         return {"repeated": self._array(np.ascontiguousarray(value[:1]))}
 
     def _array(self, array: Array) -> dict[str, str]:
-        """Store an array. A transposed view is read back as one: a product's sums depend on the order in memory."""
+        """Store an array, a transposed view as one: a product's rounding depends on the memory order."""
         name, array = f"{self._prefix}{len(self._arrays)}", np.asarray(array)
         is_transposed = array.ndim == 2 and array.T.flags.c_contiguous and not array.flags.c_contiguous
         self._arrays[name] = array.T if is_transposed else array
@@ -139,7 +139,7 @@ class NodeReader:
         self._arrays, self._operations = arrays, operations()
 
     def node(self, entry: dict[str, Any]) -> Node:
-        """Decode one operation."""
+        """Decode one operation from its JSON."""
         if entry["op"] == "Choose":  # the name in version 0.1.0 of a Where whose condition is computed
             condition, *inputs = entry["inputs"]
             entry = {**entry, "op": "Where", "inputs": inputs, "params": {"condition": condition}}
@@ -154,7 +154,7 @@ class NodeReader:
         )
 
     def _value(self, value: Any, depth: int = 0) -> Any:
-        """Decode a parameter: plain JSON values, or a dictionary with one key that names the kind."""
+        """Decode a parameter: a plain JSON value, or a dictionary whose only key names the type."""
         if not isinstance(value, dict):
             if isinstance(value, list) or depth > _LARGEST_NESTING:
                 raise ValueError
@@ -206,14 +206,14 @@ class RepeatedConstant:
         return np.broadcast_to(self.array, (batch, *self.array.shape[1:]))
 
 
-def _at_batch(value: Any, batch: int) -> Any:
-    """Replace what depends on the batch size by its value for `batch`, in nested lists too."""
+def _resolve_batch(value: Any, batch: int) -> Any:
+    """Replace every `BatchInteger` and `RepeatedConstant` in `value`, recursively, by its value for `batch`."""
     if isinstance(value, BatchInteger | RepeatedConstant):
         return value.at(batch)
     if isinstance(value, tuple | list):
-        return type(value)(_at_batch(v, batch) for v in value)
+        return type(value)(_resolve_batch(v, batch) for v in value)
     if isinstance(value, slice):
-        return slice(*(_at_batch(end, batch) for end in (value.start, value.stop, value.step)))
+        return slice(*(_resolve_batch(end, batch) for end in (value.start, value.stop, value.step)))
     return value
 
 
@@ -226,7 +226,10 @@ class TracedModel(Module):
     computes_in_int8 = True
 
     def __init__(self, nodes: list[Node], result: int, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
-        """`inputs` are the dtype and shape of each example that the network was traced with."""
+        """Store the operations; `result` is the number of the last value.
+
+        `inputs` are the dtype and shape of each example that the network was traced with.
+        """
         self.nodes, self.result, self.inputs = nodes, result, inputs
         self.linear_layers = [v for node in nodes for v in node.params.values() if isinstance(v, QuantizedLinear)]
         self.training = False
@@ -241,7 +244,7 @@ class TracedModel(Module):
             raise ValueError
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield the integer layers, which are parameters of operations, so that this model plans itself like others."""
+        """Yield the integer layers, which are parameters of operations, as if they were submodules."""
         return ((f"linear_layers.{index}", layer) for index, layer in enumerate(self.linear_layers))
 
     def holds_weights(self) -> bool:
@@ -249,7 +252,7 @@ class TracedModel(Module):
         return True
 
     def forward(self, *inputs: Any) -> Tensor:
-        """Replay the operations, and drop every value after its last reader."""
+        """Replay the operations on the inputs; each value is freed after its last use."""
         if len(inputs) != len(self.inputs):
             raise ShapeError(f"this network takes {len(self.inputs)} inputs, not {len(inputs)}")
         values: dict[int, Tensor] = {}
@@ -264,7 +267,7 @@ class TracedModel(Module):
         for number, node in enumerate(self.nodes, len(self.inputs)):
             tensors = [values[v.number] if isinstance(v, Value) else _constant(v, batch) for v in node.inputs]
             params = {
-                name: values[v.number].data if isinstance(v, Value) else _at_batch(v, batch)
+                name: values[v.number].data if isinstance(v, Value) else _resolve_batch(v, batch)
                 for name, v in node.params.items()
             }
             values[number] = apply(node.operation, *tensors, **params)
@@ -273,7 +276,7 @@ class TracedModel(Module):
         return values[self.result]
 
     def _last_uses(self) -> dict[int, list[int]]:
-        """Return for each operation the values that no later operation reads."""
+        """Return, for each operation's number, the values that it is the last to read."""
         # Later readers overwrite earlier ones; the result is never dropped.
         last: dict[int, int] = {}
         for number, node in enumerate(self.nodes, len(self.inputs)):
@@ -292,7 +295,7 @@ class TracedModel(Module):
 
 
 def _constant(value: Any, batch: int) -> Any:
-    return None if value is None else Tensor(np.asarray(_at_batch(value, batch)))
+    return None if value is None else Tensor(np.asarray(_resolve_batch(value, batch)))
 
 
 def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
@@ -319,7 +322,7 @@ def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array])
 
 
 def _traced(model: Module, examples: list[Array]) -> Trace:
-    """Trace a model on example inputs for saving; batch-dependent broadcasts are always recorded."""
+    """Trace a model on examples for saving; broadcasts that depend on the batch are always recorded."""
     with no_grad():
         return trace(model, *examples, always_record=("Expand",))  # a class token is repeated for the batch
 

@@ -37,7 +37,7 @@ class FourBitLinear(BlockLinear):
         super().__init__(make(*blocks.arrays()), bias)
 
     def blocks(self) -> Blocks:
-        """Return codes and scales, unpacked."""
+        """Unpack the weight into four-bit codes, scales and minimums."""
         return Blocks(*self.kernel.unpack())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FourBitLinear:
@@ -64,7 +64,7 @@ class NumpyInt4Weights:
         return self._codes()[:, : self._inputs].copy(), self._scales, self._minimums, self._column_scale
 
     def rows(self, indices: Array) -> Array:
-        """Return outputs of the weight as float32 (n, inputs)."""
+        """Dequantize the weight rows of the outputs `indices` (n,) to float32 (n, inputs)."""
         rows: Array = Blocks(*self.unpack()).dequantize()[indices]
         return rows
 
@@ -88,7 +88,11 @@ class NumpyInt4Weights:
             return out * self._column_scale
 
     def _add_block(self, out: Array, block: int, sums: Array, row_scale: Array, row_sum: Array) -> None:
-        """Add a block's dequantized sums to `out` (N, O)."""
+        """Add the products of one block of 32 inputs, dequantized, to `out` (N, O).
+
+        `sums` (N, O) are integer sums of codes times inputs; `row_scale` and `row_sum` (N, 1) are the scale and the sum
+        of each input row's block.
+        """
         scale = self._scales[:, block].astype(np.float32) * row_scale
         if self._minimums is None:
             # Symmetric codes are stored with an offset of 8.
@@ -129,9 +133,9 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
         raise ConfigurationError("this model has no linear layer whose weights could be four bits")
     # The second moments of all layers may exceed the memory: each pass over the data serves as many layers as fit.
     while places:
-        now = _first_pass(places)
+        now = _layers_within_memory(places)
         if batches is not None:
-            _collect(out, batches, [getattr(parent, name) for parent, name in now])
+            _collect_moments(out, batches, [getattr(parent, name) for parent, name in now])
         for parent, name in now:
             watched: _MomentCollector = getattr(parent, name)
             blocks = round_blocks(watched.linear.weight.data, symmetric, watched.moments)
@@ -142,7 +146,7 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
 
 
 class _MomentCollector(Module):
-    """Linear layer that collects the second moments of its inputs while `watching` is set."""
+    """Wrapper of a linear layer that accumulates the second moments of its inputs while `watching` is set."""
 
     plans_itself = False
 
@@ -154,7 +158,7 @@ class _MomentCollector(Module):
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         """Apply the linear layer; while watching, add x^T x of its input rows to the moments."""
         if self.watching:
-            # GPTQ needs E[x x^T] over all rows (tokens); `_collect` divides by their number.
+            # GPTQ needs E[x x^T] over all rows (tokens); `_collect_moments` divides by their number.
             rows = x.data.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
             new, self.row_count = rows.T @ rows, self.row_count + len(rows)  # (inputs, inputs)
             self.moments = new if self.moments is None else self.moments + new
@@ -162,12 +166,12 @@ class _MomentCollector(Module):
 
 
 def watch(module: Module) -> list[tuple[Module, str]]:
-    """Wrap every linear layer in a collector; return the (parent, attribute name) of each, in model order."""
+    """Wrap every linear layer in a `_MomentCollector`; return its (parent, attribute name), in model order."""
     return replace_linear_layers(module, _MomentCollector)
 
 
-def _first_pass(places: list[tuple[Module, str]]) -> list[tuple[Module, str]]:
-    """Return as many layers as the memory for second moments allows, at least one."""
+def _layers_within_memory(places: list[tuple[Module, str]]) -> list[tuple[Module, str]]:
+    """Return the first of these layers (parent, attribute name) whose second moments fit into memory together."""
     total, count = 0, 0
     for parent, name in places:
         total += getattr(parent, name).linear.weight.shape[1] ** 2
@@ -178,15 +182,15 @@ def _first_pass(places: list[tuple[Module, str]]) -> list[tuple[Module, str]]:
 
 
 def _model_input(batch: Any) -> Any:
-    """Convert a calibration batch: floats to a Tensor, token ids unchanged."""
+    """Convert a calibration batch to a model's input: a Tensor for floats; integer token ids are unchanged."""
     values = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
     if values.dtype.kind not in "fiu" or values.ndim < 2:
         raise ShapeError(f"a calibration batch is an array of inputs, not {values.dtype} of shape {values.shape}")
     return values if values.dtype.kind in "iu" else Tensor(values.astype(np.float32, copy=False))
 
 
-def _collect(model: Module, batches: list[Any], layers: list[_MomentCollector]) -> None:
-    """Run the batches through the model and average the second moments of these layers."""
+def _collect_moments(model: Module, batches: list[Any], layers: list[_MomentCollector]) -> None:
+    """Run the batches and set each layer's `moments` to the mean of x xᵀ over its input rows."""
     for layer in layers:
         layer.watching = True
     with no_grad():
@@ -213,7 +217,7 @@ def save_four_bits(model: Module, path: str | os.PathLike[str]) -> None:
     if not layers:
         raise ConfigurationError("this model has no four-bit layer; tilewise.save writes float models")
     for name, layer in layers:
-        arrays |= {f"{name}.{what}": array for what, array in _arrays(layer).items()}
+        arrays |= {f"{name}.{what}": array for what, array in _stored_arrays(layer).items()}
     save(arrays, path, {"format": _FORMAT})
 
 
@@ -236,7 +240,7 @@ def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
     for parent, child in places:
         watched: Any = getattr(parent, child)
         layer_arrays = {what: arrays.pop(f"{names[id(watched)]}.{what}", None) for what in _PARTS}
-        setattr(parent, child, FourBitLinear(*_layer(layer_arrays, watched.linear.weight.shape, path)))
+        setattr(parent, child, FourBitLinear(*_read_layer(layer_arrays, watched.linear.weight.shape, path)))
     for name, tensor in out.named_tensors():
         array = arrays.pop(name, None)
         if array is None or array.shape != tensor.shape:
@@ -255,8 +259,8 @@ def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
 _PARTS = ("codes", "scales", "minimums", "column_scale", "bias")
 
 
-def _arrays(layer: FourBitLinear) -> dict[str, Array]:
-    """Return the arrays of a layer as they are stored."""
+def _stored_arrays(layer: FourBitLinear) -> dict[str, Array]:
+    """Return a layer's arrays as a file stores them, by name; codes are packed two per byte."""
     blocks = layer.blocks()
     even = np.pad(blocks.codes, ((0, 0), (0, blocks.codes.shape[1] % 2)))
     arrays = {
@@ -269,10 +273,13 @@ def _arrays(layer: FourBitLinear) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def _layer(
+def _read_layer(
     arrays: dict[str, Array | None], shape: tuple[int, ...], path: str | os.PathLike[str]
 ) -> tuple[Blocks, Array | None]:
-    """Check the arrays of a stored layer against its weight's shape; return blocks and bias."""
+    """Build (blocks, bias) from the stored arrays of a layer whose weight has this shape (outputs, inputs).
+
+    FileFormatError, which names `path`, if an array is missing, invalid or of another shape.
+    """
     outputs, inputs = shape
     blocks = -(-inputs // BLOCK)
     expected = {
@@ -285,7 +292,7 @@ def _layer(
     # Symmetric layers have no minimums, and any layer may lack a bias.
     for name, array in arrays.items():
         missing = array is None and name not in ("minimums", "bias")
-        if missing or (array is not None and (array.shape != expected[name] or not _fits(name, array))):
+        if missing or (array is not None and (array.shape != expected[name] or not _is_valid_array(name, array))):
             raise FileFormatError(f"{path} holds a model of another architecture, or invalid {name}")
     packed = arrays["codes"]
     scales, minimums, unit, bias = (arrays[name] for name in _PARTS[1:])
@@ -297,6 +304,6 @@ def _layer(
     return result, None if bias is None else bias.astype(np.float32)
 
 
-def _fits(name: str, array: Array) -> bool:
-    """Tell whether a stored array has a valid type and finite values."""
+def _is_valid_array(name: str, array: Array) -> bool:
+    """Tell whether a stored array has the dtype of its name (uint8 for codes, else float) and finite values."""
     return array.dtype == np.uint8 if name == "codes" else array.dtype.kind == "f" and bool(np.isfinite(array).all())
