@@ -35,18 +35,18 @@ class NativeCall:
     ops: dict[int, tuple[Op, list[Shape]]] = field(default_factory=dict)
 
     def algorithms(self) -> list[tuple[str, str]]:
-        """List the layer and algorithm of every convolution and of every sparse linear layer."""
+        """List (layer name, algorithm) of every convolution and of every sparse linear layer."""
         return [(op.layer, op.algorithm) for op, _ in self.ops.values() if op.algorithm]
 
     def run(self, values: dict[int, Array]) -> None:
-        """Run the compiled segment and store its results under their value numbers."""
+        """Run the native plan on arrays in `values` (by value number), and add its results to `values`."""
         arrays = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
         results = self._run_recorded(arrays) if recorders else self.plan.run(arrays)
         for (number, shape), array in zip(self.results, results, strict=True):
             values[number] = array.reshape(shape)
 
     def _run_recorded(self, arrays: list[Array]) -> Any:
-        """Run with a time for every op and pass the times to the active profilers."""
+        """Run the native plan with a timer around every op; report the times to the active profilers."""
         times_ns = np.zeros(self.plan.values, np.int64)
         start = recorders.hooks.now()
         results = self.plan.run(arrays, times=times_ns)
@@ -62,7 +62,10 @@ class NativeCall:
 
 
 def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
-    """Return an op's operands, result and options as the profiler records a kernel call."""
+    """Describe an op for the profiler as a kernel call: operand shapes with dtypes, result, and (kernel, options).
+
+    `shapes` are those of the op's inputs.
+    """
     operands = list(shapes[:1] if op.kind in ("conv", "linear") else shapes)
     if op.kind == "attention":
         # Tokens (B, T, H · D) are recorded as heads (B, H, T, D).
@@ -86,7 +89,7 @@ class PythonCall:
     lowering: Lowering
 
     def run(self, values: dict[int, Array]) -> None:
-        """Evaluate one operation that has no native implementation with NumPy."""
+        """Evaluate the operation in NumPy on arrays in `values` (by value number), and add its result to them."""
         assert self.op.node is not None
         values[self.number] = self.op.node.evaluate(lambda value: values[self.lowering.resolve(value)])
 

@@ -75,7 +75,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
 
 
 def _detail(op: Op) -> str:
-    """Describe an op's variant: its function, algorithm, fused residual and activation."""
+    """Describe an op's variant in a few words: its function, algorithm, fused residual and activation."""
     notes = [str(op.options.get("kind", "")), op.algorithm, op.activation]
     # The second operand of a convolution or linear layer is the residual that was fused into it.
     if op.kind in ("conv", "linear") and len(op.inputs) > 1:
@@ -84,7 +84,7 @@ def _detail(op: Op) -> str:
 
 
 def _outside_record(index: int, call: PythonCall) -> OpRecord:
-    """Describe an operation that runs in Python and why it has no native form."""
+    """Describe operation `index` of a plan, which runs in Python, and why it has no native form."""
     node = call.op.node
     assert node is not None
     reason = unsupported_reason(call.lowering, call.op)
@@ -92,7 +92,7 @@ def _outside_record(index: int, call: PythonCall) -> OpRecord:
 
 
 def unsupported_reason(lowering: Lowering, op: Op) -> str:
-    """Say why an operation runs outside the native call."""
+    """Explain in a clause why an operation runs in Python and not in a native call."""
     node = op.node
     assert node is not None
     name = node.operation.__name__

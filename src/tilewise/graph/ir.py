@@ -45,11 +45,11 @@ class Node:
         return str(self.params.get("name") or self.operation.__name__)
 
     def reads(self) -> list[Value]:
-        """Return the operands and parameters that other nodes or the inputs provide."""
+        """Return the traced values among the operands and parameters, in order."""
         return [v for v in (*self.inputs, *self.params.values()) if isinstance(v, Value)]
 
     def evaluate(self, array_of: Callable[[Value], Array]) -> Array:
-        """Compute the operation in Python; `array_of` returns the array of a value that it reads."""
+        """Compute the operation in NumPy; `array_of(value)` returns the array of a value that it reads."""
 
         def operand(value: Any) -> Any:
             return array_of(value) if isinstance(value, Value) else value
@@ -78,7 +78,7 @@ class Trace:
         return self.nodes[number - len(self.inputs)]
 
     def users(self) -> dict[int, int]:
-        """Count the readers of each value; being a result counts as one."""
+        """Count the readers of each value, by value number; being a result of the trace counts as one."""
         # The result is read by the caller.
         counts = dict.fromkeys(range(len(self.inputs) + len(self.nodes)), 0)
         for value in [*(v for n in self.nodes for v in n.reads()), *self.results.values()]:
@@ -106,7 +106,7 @@ class Op:
     gain: Array | None = None  # per output channel: a folded norm's scale that `weight` does not contain yet
 
     def scaled_weight(self) -> Array:
-        """Return the weight times the gain. The product is computed late so that weights are not held twice."""
+        """Return the weight multiplied by the gain, computed on demand to hold the weights only once."""
         assert self.weight is not None
         return self.weight if self.gain is None else self.weight * self.gain.reshape(-1, *(1,) * (self.weight.ndim - 1))
 
@@ -145,7 +145,7 @@ class Op:
 
 
 def unique_name(name: str, names: set[str], separator: str = ".") -> str:
-    """Return `name`, with a number if it is among `names` already, and add it to them."""
+    """Return `name`, with a number appended if it is in `names` already, and add the result to `names`."""
     # The first of equal names has no number, so that names of networks without any stay as they are.
     candidate, count = name, 1
     while candidate in names:
@@ -156,6 +156,6 @@ def unique_name(name: str, names: set[str], separator: str = ".") -> str:
 
 
 def four_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
-    """Return padding as (top, left, bottom, right)."""
+    """Expand padding of one, two (height, width) or four numbers to (top, left, bottom, right)."""
     # (rows, columns) pads opposite sides alike.
     return padding if len(padding) == 4 else (*padding, *padding)

@@ -13,7 +13,7 @@ NATIVE_OPS: dict[str, OpSpec] = LAYERS | POINTWISE
 
 
 def kinds_with(*quantizations: Quantization) -> tuple[str, ...]:
-    """Return the kinds of operators that quantization treats in one of these ways."""
+    """Return the operator kinds whose `OpSpec.quantization` is one of these."""
     return tuple(kind for kind, spec in NATIVE_OPS.items() if spec.quantization in quantizations)
 
 

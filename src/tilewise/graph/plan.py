@@ -72,7 +72,7 @@ class Plan:
         return [[images[i : i + size]] for i in range(0, len(images), size)]
 
     def _chunk_size(self, images: Array) -> int:
-        """Return the number of images per chunk; a new shape is specialized for it on the way."""
+        """Return the number of images per chunk, computed once for each shape of an image."""
         assert native is not None
         key = (native.isa(), images.shape)
         if key not in self._chunk_sizes:
@@ -84,7 +84,7 @@ class Plan:
         return self._chunk_sizes[key]
 
     def _specialize(self, arrays: list[Array]) -> _Specialization:
-        """Return the specialization for these input shapes; make it if they are new."""
+        """Return the compiled specialization for the shapes of these arrays; compile it if there is none."""
         assert native is not None
         key = (native.isa(), tuple(array.shape for array in arrays))
         entry = self._specializations.get(key)
@@ -99,7 +99,7 @@ class Plan:
         self._specialize(self._chunks(list(arrays))[0])
 
     def _remember(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
-        """Store a specialization as the latest one; evict the least recently used one if there are too many."""
+        """Cache a specialization as the most recently used; evict the least recently used if there are too many."""
         with self._lock:  # other threads may run the same plan
             self._specializations.pop(key, None)
             self._specializations[key] = self._latest = entry
@@ -171,7 +171,11 @@ class _Specialization:
             self._build(module, guard, lowering, weights)
 
     def _trace_batch_of_two(self, module: Module, images: Array, whole: bool) -> tuple[_TraceGuard, Lowering] | None:
-        """Lower with two images; None if images are not independent or the module refuses this batch size."""
+        """Trace and lower the module with two images, and set the batch size of the ops to the real one.
+
+        None if images are not independent or the module refuses this batch size. The batch size is that of `images` or,
+        unless `whole`, that of a chunk of them.
+        """
         try:
             guard, lowering = self._lower(module, [images[:2]])
         except Exception:  # a module may raise anything
@@ -197,7 +201,7 @@ class _Specialization:
         return guard, Lowering(match_patterns(traced), is_float=True)
 
     def _build(self, module: Module, guard: _TraceGuard, lowering: Lowering, weights: WeightCache) -> None:
-        """Split the graph into native and Python calls; raise `ConfigurationError` if results are not the module's."""
+        """Partition the ops into calls, and raise ConfigurationError if their results differ from the module's."""
         self.calls, self.result = partition(lowering, weights), lowering.resolve(lowering.result)
         self._constants = lowering.constants
         if not guard.accepts(self.run, lowering.shapes[0][:1]):
@@ -229,7 +233,10 @@ class _TraceGuard:
             self._expected = run(module, *self._inputs).data
 
     def accepts(self, planned: Callable[[list[Array]], Array], images: tuple[int, ...]) -> bool:
-        """Whether the plan gives the module's result. A plan for another number of images gets them repeated."""
+        """Tell whether the plan reproduces the module's result on a second input.
+
+        `images` is the batch size of the plan, as a shape; if it is another than the traced one, the input is repeated.
+        """
         if not self._differs:
             return True
         # Specializations for another batch than the traced one are compared on the images they share.
@@ -242,7 +249,7 @@ class _TraceGuard:
         return expected.shape == actual.shape and _agree(expected, actual, first, self._rounding)
 
     def rejection(self, module: Module, lowered: Trace) -> str:
-        """Name the first layer that makes the plan differ: its trace depends on the input, or a native op is wrong."""
+        """Explain a mismatch: name the first layer whose trace depends on the input, or whose op is wrong."""
         second = trace(module, *self._inputs)
         for a, b in zip(self._first.nodes, second.nodes, strict=False):
             if a.operation is not b.operation or not all(map(_same_operand, a.inputs, b.inputs)):
@@ -262,7 +269,7 @@ class _TraceGuard:
         return f"the native plan deviates at {_describe(lowered.nodes[wrong - 1])}; please report this"
 
     def _prefix_agrees(self, lowered: Trace, count: int, exact: list[Array]) -> bool:
-        """Whether a plan of the first `count` nodes gives the last one's result."""
+        """Tell whether a plan of the first `count` nodes reproduces the result of the last of them."""
         last = Value(len(self._inputs) + count - 1)
         lowering = Lowering(Trace(lowered.inputs, lowered.nodes[:count], {"": last}), is_float=True)
         values = {**lowering.constants, **dict(enumerate(self._inputs))}
@@ -273,7 +280,7 @@ class _TraceGuard:
 
 
 def _describe(node: Node) -> str:
-    """Name a node in a sentence."""
+    """Describe a node by its operation and layer, for an error message."""
     return f"layer {node.layer!r} ({node.name})" if node.layer else f"operation {node.name}"
 
 
@@ -282,16 +289,16 @@ def _same_operand(a: Any, b: Any) -> bool:
 
 
 def _second_input(x: Array) -> Array:
-    """Return other numbers of the same kind; integers may be indices and are only reordered."""
+    """Return a different input of the same shape and dtype; integers, maybe indices, are only reordered."""
     reversed_x = np.ascontiguousarray(x[..., ::-1]) if x.ndim else x
     return reversed_x * np.float32(0.5) + np.float32(0.125) if x.dtype == np.float32 else reversed_x
 
 
 @contextmanager
 def _without_caches() -> Iterator[None]:
-    """Disable this thread's weight and result caches while the module runs for its shapes.
+    """Disable this thread's weight and result caches inside the block, where a module runs only to be traced.
 
-    The module's layers would otherwise store packed weights, and its results would stay in the pool, for no use.
+    Packed weights and pooled results would otherwise stay in memory, for no use.
     """
     assert native is not None
     before, pooled = native.keep_weights_here(False), native.set_least_pooled(1 << 62)
@@ -303,7 +310,10 @@ def _without_caches() -> Iterator[None]:
 
 
 def _agree(expected: Array, actual: Array, first: Array, rounding: float) -> bool:
-    """Compare within a share of the change between two inputs: a constant result would be off by all of it."""
+    """Tell whether `actual` equals `expected` within `rounding` times the change from `first`, another input's result.
+
+    A result that is wrongly constant differs by the whole change.
+    """
     # Infinities have no distance; compare where NaN occurs instead.
     finite = np.isfinite(expected) & np.isfinite(actual) & np.isfinite(first)
     if not finite.all():

@@ -50,16 +50,16 @@ class _Tracer:
         values[key] = value, weakref.ref(array, forget)
 
     def operand(self, array: Any) -> Any:
-        """Return the value that `array` is the result of, or `array` itself as a constant."""
+        """Return the traced value that `array` holds; an array that is not traced is returned as a constant."""
         entry = self.values.get(id(array))
         return entry[0] if entry is not None and entry[1]() is array else array
 
     def is_traced(self, array: Any) -> bool:
-        """Whether an array is an input of this trace or the result of one of its nodes."""
+        """Tell whether an array is an input of this trace or the result of one of its nodes."""
         return threading.get_ident() == self.owner and isinstance(self.operand(array), Value)
 
     def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
-        """Record one operation (the interface of `_events.tracers`)."""
+        """Record one operation; the signature is that of `_events.tracers`."""
         # Other threads may run other models at the same time.
         if threading.get_ident() != self.owner:
             return
@@ -84,6 +84,8 @@ class _Tracer:
 
 
 class _DiscardingList(list[Any]):
+    """A list that stays empty: `append` drops the item."""
+
     def append(self, item: Any) -> None:
         pass
 
@@ -102,7 +104,7 @@ def _inference_mode(module: Module) -> Iterator[None]:
 
 
 def run(module: Module, *inputs: Array) -> Any:
-    """Return the module's own result for arrays, in inference mode."""
+    """Run a module on arrays in inference mode and return its result."""
     with _inference_mode(module):
         return module(*map(Tensor, inputs))
 

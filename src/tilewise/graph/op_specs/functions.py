@@ -114,19 +114,19 @@ def is_leaky(activation: str) -> bool:
 
 
 def leaky_slope(activation: str) -> float:
-    """Parse the slope out of an activation's name, `leaky_relu 0.1`."""
+    """Parse the negative slope from the name of a LeakyReLU, such as "leaky_relu 0.1"."""
     return float(activation.partition(" ")[2])
 
 
 def activated(x: Array, name: str) -> Array:
-    """Apply an activation by name; "" is the identity."""
+    """Apply the activation called `name` to an array; "" is the identity."""
     if is_leaky(name):
         return np.maximum(x, x * np.float32(leaky_slope(name)))
     return ACTIVATIONS[name].reference(x) if name else x
 
 
 def write_activation(form: OnnxNodes, x: str, name: str) -> str:
-    """Write an activation by name; "" is the identity."""
+    """Add the activation called `name` to an ONNX file and return its result's name; "" adds nothing."""
     if is_leaky(name):
         return form.node("LeakyRelu", x, alpha=leaky_slope(name))
     return ACTIVATIONS[name].onnx(form, x) if name else x

@@ -21,9 +21,9 @@ Emit = Callable[[EmitContext, Op, list[int]], int]
 
 
 def _tuned_algorithm(op: Op, x: Shape) -> str:
-    """Return the fastest measured algorithm of a convolution on this machine, "" if none was measured.
+    """Return the convolution algorithm that was measured fastest on this machine for input shape `x`; "" without one.
 
-    Only 3×3 filters with stride 1 have a choice.
+    Only 3×3 filters with stride 1 have several algorithms.
     """
     chooser, (top, left, bottom, right) = current_backend().tile_chooser, op.padding
     plain = op.kernel == (3, 3) and op.stride == op.dilation == (1, 1) and (top, left) == (bottom, right)
@@ -34,7 +34,7 @@ def _tuned_algorithm(op: Op, x: Shape) -> str:
 
 
 def _emit_conv(context: EmitContext, op: Op, operands: list[int]) -> int:
-    """Add a convolution to the native graph, with the algorithm that tuning has chosen, if any; return its number."""
+    """Add a convolution, with its tuned algorithm if any, to the native graph; return its value number."""
     layer = context.weights(op)
     algorithm = op.algorithm or _tuned_algorithm(op, context.shape(op.inputs[0]))
     value = int(context.plan.conv(layer, *operands, algorithm=algorithm))
@@ -44,7 +44,7 @@ def _emit_conv(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 def _conv(op: Op, x: Array, residual: Array | None = None) -> Array:
     # Backends take (height, width) if both sides have the same padding, which more kernels support.
-    """Compute a convolution with its bias, optional residual and activation."""
+    """Compute a convolution of x (N, C, H, W) in NumPy, with its bias, optional residual and activation."""
     options = {"stride": op.stride, "padding": op.padding, "groups": op.groups, "dilation": op.dilation}
     if op.padding[:2] == op.padding[2:]:
         options["padding"] = op.padding[:2]
@@ -90,9 +90,10 @@ def _emit_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _norm(operation: type[Operation]) -> Callable[[Op, Array], Array]:
-    """Return a norm's reference function; it runs the native operator, so that its bits equal the graph's."""
+    """Return the reference function of a norm; it calls the native operator, so that results are bit-equal."""
 
     def reference(op: Op, x: Array) -> Array:
+        """Run the native norm on an array; the compiled extension is required."""
         if native is None or x.size == 0 or x.ndim != 4:
             return np.asarray(operation().forward(x, op.weight, op.bias, **op.options))
         plan = native.Graph()
@@ -139,22 +140,22 @@ def _emit_pool(mean: bool) -> Emit:
 
 
 def pool_windows(op: Op, x: Array, fill: float) -> Array:
-    """Return the windows (N, C, H', W', kh, kw) of images padded with `fill`."""
+    """Pad images (N, C, H, W) with `fill` and return a pool's windows as a view (N, C, H', W', kh, kw)."""
     top, left, bottom, right = op.padding
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, op.kernel, (2, 3))
     return np.asarray(windows[:, :, :: op.stride[0], :: op.stride[1]])
 
 
-def pooled_values(op: Op, x: Array) -> Array | int:
-    """Return the divisor of each window's mean: the window's size, or its pixels that are not padding."""
+def mean_divisor(op: Op, x: Array) -> Array | int:
+    """Return what an average pool divides each window's sum by: its size, or its pixels inside the image."""
     if op.options.get("count_padding", True):
         return op.kernel[0] * op.kernel[1]
     return np.asarray(pool_windows(op, np.ones_like(x), 0).sum((4, 5), dtype=np.int32))
 
 
 def _max_pool(op: Op, x: Array) -> Array:
-    """Compute max pooling of float or integer images with padding that may differ from side to side."""
+    """Max-pool float or integer images (N, C, H, W); padding may differ on each of the four sides."""
     top, left, bottom, right = op.padding
     is_float, even = x.dtype.kind == "f", (top, left) == (bottom, right)
     # The backend pads both sides by the same amount, at most half a window.
@@ -166,7 +167,7 @@ def _max_pool(op: Op, x: Array) -> Array:
 
 
 def _avg_pool(op: Op, x: Array) -> Array:
-    return np.asarray(pool_windows(op, x, 0).sum((4, 5), dtype=np.float32) / np.float32(pooled_values(op, x)))
+    return np.asarray(pool_windows(op, x, 0).sum((4, 5), dtype=np.float32) / np.float32(mean_divisor(op, x)))
 
 
 def _window_settings(op: Op) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Write = Callable[[OnnxForm, Op, list[str]], str]
 
 
 def _arithmetic(function: Callable[[Array, Array], Array]) -> OpSpec:
-    """Make the `OpSpec` of a binary operator whose ONNX name follows from its own."""
+    """Return the `OpSpec` of an elementwise binary operator such as addition, computed by `function`."""
 
     def emit(context: EmitContext, op: Op, operands: list[int]) -> int:
         return int(context.plan.binary(op.kind, *operands, op.activation))
@@ -41,7 +41,7 @@ def _emit_affine(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _affine(op: Op, x: Array) -> Array:
-    """Compute activation(x * weight + bias) per channel; either may be missing."""
+    """Compute activation(x · weight + bias) per channel in NumPy; weight or bias may be missing."""
     by_channel = (1, -1) + (1,) * (x.ndim - 2)
     if op.weight is not None:
         x = x * op.weight.reshape(by_channel)
@@ -64,7 +64,10 @@ def _write_affine(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _movement(arguments: Arguments, reference: Reference, onnx: Write, profile_name: str = "") -> OpSpec:
-    """Make the `OpSpec` of an operator that moves values; its native method takes these arguments."""
+    """Return the `OpSpec` of an operator that only moves values.
+
+    `arguments` gives the arguments of its native method, `reference` computes it in NumPy, `onnx` writes it.
+    """
 
     def emit(context: EmitContext, op: Op, operands: list[int]) -> int:
         return int(getattr(context.plan, op.kind)(operands[0], *arguments(op), context.padding))
@@ -72,18 +75,18 @@ def _movement(arguments: Arguments, reference: Reference, onnx: Write, profile_n
     return OpSpec(emit, profile_name, reference, onnx, Quantization.INPUT)
 
 
-def _channels(op: Op) -> tuple[int, int]:
-    """Return the first channel of a slice and their number; files of quantized models store only the first."""
+def _slice_bounds(op: Op) -> tuple[int, int]:
+    """Return (first channel, number of channels) of a channel slice; the number defaults to the result's."""
     return op.options["first"], op.options.get("count", op.shape[1])
 
 
 def _slice(op: Op, x: Array) -> Array:
-    first, count = _channels(op)
+    first, count = _slice_bounds(op)
     return x[:, first : first + count]
 
 
 def _write_slice(form: OnnxForm, op: Op, inputs: list[str]) -> str:
-    first, count = _channels(op)
+    first, count = _slice_bounds(op)
     return form.node("Slice", inputs[0], *(form.graph.constant([n]) for n in (first, first + count, 1)))
 
 
@@ -120,13 +123,13 @@ def _write_depth_to_space(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 def _emit_identity(context: EmitContext, op: Op, operands: list[int]) -> int:
     # Integer rows and images have different storage; floats have one.
-    """Return the operand's value number; integer plans first convert between image and row storage."""
+    """Return the operand's value number; an integer plan first converts between image and row storage."""
     is_row = len(op.shape) == 2
     return int(context.plan.pixel_as_row(operands[0], is_row, context.padding)) if context.is_integer else operands[0]
 
 
 def _emit_strided(context: EmitContext, op: Op, operands: list[int]) -> int:
-    """Add an operation on strided views; the native method has the name of its kind."""
+    """Add an operation on strided views to the native graph; its kind is the name of the native method."""
     return int(getattr(context.plan, op.kind)(operands, **op.options))
 
 
@@ -144,7 +147,7 @@ POINTWISE = {
         lambda form, _op, x: form.node("Concat", *x, axis=1),
         Quantization.SHARED,
     ),
-    "slice": _movement(_channels, _slice, _write_slice, "get_item"),
+    "slice": _movement(_slice_bounds, _slice, _write_slice, "get_item"),
     "gather_channels": _movement(
         lambda op: (list(op.options["channels"]),),
         lambda op, x: x[:, list(op.options["channels"])],

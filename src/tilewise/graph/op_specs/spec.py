@@ -41,7 +41,7 @@ class OnnxNodes(Protocol):
         """Add a node and return the name of its result."""
 
     def number(self, value: float) -> str:
-        """Add a constant of one number."""
+        """Add a scalar float constant and return its name."""
 
 
 class OnnxForm(OnnxNodes, Protocol):
@@ -50,7 +50,7 @@ class OnnxForm(OnnxNodes, Protocol):
     graph: Any
 
     def weights(self, op: Op) -> list[str]:
-        """Add the weight and, if there is one, the bias of an operator."""
+        """Add an operator's weight and bias (if any) as constants; return their names."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,10 @@ _ABSORBING = -1e30
 
 
 def _unscaled(w: Rewriter, value: Operand) -> tuple[Operand, float]:
-    """Return (x, factor) with value = x · factor, looking through reshapes and permutations."""
+    """Factor a value as x · factor; return (x, factor). Reshapes and permutations between the two are looked through.
+
+    `factor` is 1 if the value is not a product with a scalar.
+    """
     node = w.node(value, "Mul", "Div", "Reshape", "Permute", "GetItem")
     if node is None:
         return value, 1.0
@@ -37,10 +40,10 @@ def _unscaled(w: Rewriter, value: Operand) -> tuple[Operand, float]:
 
 
 def _scores_and_mask(w: Rewriter, node: Node) -> tuple[Value, Operand] | None:
-    """Split an Add or Where node into scores and an additive mask."""
+    """Match an Add or Where node as masked scores: return (scores, additive mask), or None."""
     a, b = node.inputs
     if node.operation.__name__ == "Add":
-        if not isinstance(a, Value) or not _is_score(w, a):
+        if not isinstance(a, Value) or not _is_attention_score(w, a):
             a, b = b, a
         return (a, b) if isinstance(a, Value) and w.shape(a) == node.shape else None
     condition, scores_if_true = node.params["condition"], isinstance(a, Value)
@@ -59,13 +62,13 @@ def _scores_and_mask(w: Rewriter, node: Node) -> tuple[Value, Operand] | None:
     return scores, mask.astype(np.float32)
 
 
-def _is_score(w: Rewriter, value: Value) -> bool:
-    """Tell whether a value can be attention scores: a product of queries and keys, perhaps masked."""
+def _is_attention_score(w: Rewriter, value: Value) -> bool:
+    """Tell whether a value matches attention scores, Q Kᵀ with optional scale and mask."""
     return w.node(_unscaled(w, value)[0], "MatMul", "Add", "Where") is not None
 
 
 def _scores(w: Rewriter, value: Operand) -> tuple[Node, float, Operand | None] | None:
-    """Match scale · (Q Kᵀ) + mask: return the product, the scale and the mask."""
+    """Match scale · (Q Kᵀ) + mask; return (product node, scale, mask or None), or None without a match."""
     value, factor = _unscaled(w, value)
     product = w.node(value, "MatMul")
     if product is not None:
@@ -79,7 +82,7 @@ def _scores(w: Rewriter, value: Operand) -> tuple[Node, float, Operand | None] |
 
 
 def _softmax(w: Rewriter, value: Operand) -> tuple[Node, bool] | None:
-    """Match a softmax along the last axis; the flag says whether NaN rows (nothing visible) are replaced by zeros."""
+    """Match a softmax along the last axis; return (its node, whether NaN rows are replaced by zeros), or None."""
     guard = w.node(value, "Where")
     weights = value
     if guard is not None:
@@ -95,7 +98,7 @@ def _softmax(w: Rewriter, value: Operand) -> tuple[Node, bool] | None:
 
 
 def _is_causal(mask: Any, queries: int, keys: int) -> bool:
-    """Tell whether a mask (.., queries, keys) hides the later positions and nothing else."""
+    """Tell whether a mask (..., queries, keys) hides exactly the keys after each query's position."""
     if isinstance(mask, Value) or mask is None or np.ndim(mask) < 2 or np.shape(mask)[-2:] != (queries, keys):
         return False
     visible = np.tril(np.ones((queries, keys), bool), keys - queries)
@@ -103,12 +106,12 @@ def _is_causal(mask: Any, queries: int, keys: int) -> bool:
 
 
 def _every_row_visible(mask: Any) -> bool:
-    """Whether every query is known to see at least one key."""
+    """Tell whether a mask is a known constant that lets every query attend to at least one key."""
     return isinstance(mask, Value) or mask is None or bool((np.asarray(mask) > _HIDING).any(-1).all())
 
 
 def match_attention(w: Rewriter, node: Node) -> Value | None:
-    """Match softmax(scale · Q Kᵀ + mask) V, written as a MatMul whose first operand is the softmax."""
+    """Replace softmax(scale · Q Kᵀ + mask) V, a MatMul node, by one Attention node; None if it is not that."""
     probabilities, value = node.inputs
     softmax = _softmax(w, probabilities)
     scores = None if softmax is None else _scores(w, softmax[0].inputs[0])
@@ -123,10 +126,12 @@ def match_attention(w: Rewriter, node: Node) -> Value | None:
     transposed_keys, key_scale = _unscaled(w, product.inputs[1])
     if not all(isinstance(v, Value) for v in (queries, transposed_keys, value)):
         return None
-    return _fused(w, node, (queries, transposed_keys, value), scale * query_scale * key_scale, mask)
+    return _append_attention(w, node, (queries, transposed_keys, value), scale * query_scale * key_scale, mask)
 
 
-def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mask: Operand | None) -> Value | None:
+def _append_attention(
+    w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mask: Operand | None
+) -> Value | None:
     """Append an Attention node for Q (.., T, D), Kᵀ (.., D, S) and V (.., S, E); None if shapes or mask forbid it."""
     q, transposed_keys, v = operands
     rank = len(node.shape)
@@ -163,14 +168,17 @@ def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mas
 
 
 def _batch_and_heads(w: Rewriter, q: Value) -> Shape:
-    """Split a merged batch-and-heads axis: the heads are the part that comes from the channels."""
+    """Return the shape (B, H, T, D) of queries whose batch and head axes were merged by a reshape."""
     view, count = w.views.get(q.number), w.shape(q)[0]
     heads = [axis.size for axis in view.groups[0] if axis.along == 2] if view is not None else []
     return (count // heads[0], heads[0]) if len(heads) == 1 and heads[0] else (count, 1)
 
 
 def _heads_of_tokens(w: Rewriter, node: Node, result: Value) -> Value:
-    """Reshape heads (B, H, T, D) to the tokens (B, T, H · D) that the native op writes; return heads that view them."""
+    """Reshape an attention result (B, H, T, D) to tokens (B, T, H · D), the native op's layout.
+
+    Return the heads as a view.
+    """
     b, h, t, d = w.shape(result)
     tokens = w.reshape(node, w.permute(node, result, (0, 2, 1, 3)), (b, t, h * d))
     w.views.pop(tokens.number, None)  # views of the result start at the tokens from here on
@@ -179,5 +187,5 @@ def _heads_of_tokens(w: Rewriter, node: Node, result: Value) -> Value:
 
 
 def match_attention_node(w: Rewriter, node: Node) -> Value | None:
-    """Match an Attention operation that the module called itself."""
+    """Lower an Attention operation that the module itself called to the form of `match_attention`."""
     return _heads_of_tokens(w, node, w.add(node))

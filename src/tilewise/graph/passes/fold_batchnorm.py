@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def lower_batch_norm(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a batch norm with fixed statistics: fold it into the layer before it, or make it an affine op."""
+    """Lower an inference-mode batch norm: fold it into the layer before it (True), or return an affine op.
+
+    Else None.
+    """
     x, weight, bias = low.image(node.inputs[0]), node.inputs[1], node.inputs[2]
     mean, var = node.params["mean"], node.params["var"]
     statistics = (weight, bias, mean, var)
@@ -31,7 +34,7 @@ def lower_batch_norm(low: Lowering, number: int, node: Node) -> Op | bool | None
 
 
 def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Array, shift: Array) -> Op | bool:
-    """Fold x · scale + shift (per channel) into the layer that makes x, or make it an affine op."""
+    """Lower x · scale + shift (per channel): fold it into the layer that computes x (True), or return an affine op."""
     # (W x + b) * scale + shift = (scale W) x + (b * scale + shift), Jacob et al. 2018, section 3.2.
     layer = low.sole_consumer(x, "conv", *(["linear"] if low.is_float else []))
     if layer is not None and len(layer.inputs) == 1:
@@ -51,7 +54,10 @@ def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Ar
 
 
 def lower_with_constant(low: Lowering, number: int, node: Node, product: bool) -> Op | bool | None:
-    """Lower a sum or product with a constant: per channel it folds, otherwise it becomes a binary op."""
+    """Lower a sum or product with a constant: fold a per-channel constant (True), or return a binary op.
+
+    None if neither.
+    """
     operands = value_and_constant(node)
     if operands is None or low.shapes[operands[0].number] != node.shape:
         return None
@@ -68,7 +74,7 @@ def lower_with_constant(low: Lowering, number: int, node: Node, product: bool) -
 
 
 def _full_constant(low: Lowering, node: Node, x: int, constant: Array, product: bool) -> Op:
-    """Make a binary op with a constant for every entry, such as position embeddings."""
+    """Return a binary op of value `x` and a constant of the same shape, such as position embeddings."""
     other = low.constant(np.broadcast_to(constant, node.shape).astype(np.float32))
     low.fix_layout(other, x in low.channels_last)
     return Op("mul" if product else "add", (x, other), node.shape, node.layer)

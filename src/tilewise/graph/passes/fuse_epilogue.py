@@ -38,13 +38,16 @@ def _activation_of(low: Lowering, node: Node) -> str | None:
 
 
 def lower_activation(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Fuse an activation into the op before it if nothing else reads that; else make an affine op of it."""
+    """Lower an activation: fuse it into the op that computes its input (True), or return an affine op."""
     name = _activation_of(low, node)
     return None if name is None else _activate(low, number, node, name)
 
 
 def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | None:
-    """Fuse the activation `name` into the op that makes the first operand, else make it an op; None if unsupported."""
+    """Fuse the activation `name` into the op that computes the node's input (True), or return an op.
+
+    None if unsupported.
+    """
     if _activate_behind_view(low, number, node, name):
         return True
     x = low.any_layout(node.inputs[0])
@@ -63,7 +66,7 @@ def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | 
 
 
 def _activate_behind_view(low: Lowering, number: int, node: Node, name: str) -> bool:
-    """Fuse an activation into the op whose result is only permuted and reshaped before: frames of a volume."""
+    """Fuse an activation into an op although its result is permuted and reshaped in between; return whether it was."""
     value = node.inputs[0]
     if not isinstance(value, Value) or not low.is_float or (view := low.views.get(low.resolve(value))) is None:
         return False
@@ -84,7 +87,10 @@ def _activate_behind_view(low: Lowering, number: int, node: Node, name: str) -> 
 
 
 def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a sum: with a constant it folds, with another value it becomes the residual of a layer if possible."""
+    """Lower a sum: fold a constant, or make another value the residual of a layer (True).
+
+    Else return an op, or None.
+    """
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return lower_with_constant(low, number, node, product=False)
@@ -101,7 +107,7 @@ def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def lower_sub(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower the difference of two values of the same shape."""
+    """Return the op for the difference of two values of the same shape; None if it is not that."""
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return None
@@ -112,7 +118,10 @@ def lower_sub(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def lower_mul(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a product: x · sigmoid(x) is SiLU, a constant folds, a gate (N, C, 1, 1) multiplies every pixel."""
+    """Lower a product: x · sigmoid(x) becomes SiLU, a constant is folded, a gate (N, C, 1, 1) multiplies every pixel.
+
+    True if it was fused into an existing op, None if it is unsupported.
+    """
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return lower_with_constant(low, number, node, product=True)

@@ -55,7 +55,7 @@ class _ViewOps:
 
 
 def lower_view(low: Lowering, number: int) -> Op | None:
-    """Return the op that makes a view, after adding the ops before it; None if the native runtime has none."""
+    """Return the op that computes a view, after adding the ops it needs; None if there is no native form."""
     view = _view_ops(low, number)
     if view is None:
         return None
@@ -76,7 +76,7 @@ def lower_view(low: Lowering, number: int) -> Op | None:
 
 
 def is_token_reshape(low: Lowering, number: int) -> bool:
-    """Tell whether a view is tokens that a native value of rows or pixels already stores in this order."""
+    """Tell whether a view turns pixels or rows into tokens (B, T, C) without changing the order in memory."""
     source = low.resolve(low.views[number].source)
     if len(low.shapes[number]) != 3 or len(low.shapes[source]) == 3 or not low.is_native(source):
         return False
@@ -85,7 +85,7 @@ def is_token_reshape(low: Lowering, number: int) -> bool:
 
 
 def _view_ops(low: Lowering, number: int) -> _ViewOps | None:
-    """Find the ops of a view in one of the layouts that its source may have."""
+    """Return the ops that compute a view, for the first possible layout of its source that allows it; or None."""
     view = low.views[number]
     source, shape = low.resolve(view.source), low.shapes[view.source]
     for channels_last in low.possible_layouts(source):
@@ -98,7 +98,10 @@ def _view_ops(low: Lowering, number: int) -> _ViewOps | None:
 
 
 def _moves(low: Lowering, number: int, source: int, source_last: bool, gather: _Gather) -> _ViewOps | None:
-    """Express a gather as channel and pixel moves; None if the result is not an image, tokens or rows."""
+    """Express a gather as ops that move channels and pixels; None if the result is not an image, tokens or rows.
+
+    `source_last` tells whether the source is channels-last.
+    """
     shape, before = low.shapes[number], native_shape(low.shapes[source], source_last)
     rank = len(shape)
     # (B, C, T): channels and positions are exchanged.
@@ -117,7 +120,7 @@ def _moves(low: Lowering, number: int, source: int, source_last: bool, gather: _
 
 
 def _as_gather(view: View, shape: Shape, axis: int) -> _Gather | None:
-    """Express a view of a value with its channels on `axis` as lists of channels and pixels."""
+    """Express a view as index lists of channels and pixels; `axis` is the source's channel axis. None if it cannot."""
     at = _channel_axis(view, axis)
     repeats = any(a.along < 0 for group in view.groups for a in group)
     if at is None or not shape[0] or repeats:
@@ -134,7 +137,7 @@ def _as_gather(view: View, shape: Shape, axis: int) -> _Gather | None:
 
 
 def _channel_axis(view: View, axis: int) -> int | None:
-    """Return the axis of the view that runs over the channels and nothing else."""
+    """Return the axis of the view that enumerates the source's channels (`axis`) and nothing else; or None."""
     candidates = [i for i, group in enumerate(view.groups) if any(a.along == axis for a in group)]
     if not candidates:
         # A single channel: the axis of size 1 at the usual place.
@@ -146,7 +149,7 @@ def _channel_axis(view: View, axis: int) -> int | None:
 
 
 def _positions(axes: Group | list[Axis], start: int) -> Indices:
-    """List the flat positions that nested axes visit, counted from `start`."""
+    """List the flat positions visited by nested loops over `axes`, beginning at `start`."""
     positions = np.array([start], np.int64)
     for axis in axes:
         positions = (positions[:, None] + np.arange(axis.size) * axis.step).reshape(-1)
@@ -165,7 +168,7 @@ def _channel_moves(gather: _Gather, before: Shape) -> Iterator[_Move]:
 
 
 def _pixel_moves(gather: _Gather, before: Shape, size: tuple[int, int, int]) -> Iterator[_Move]:
-    """Yield the moves of pixels; an empty index only changes the size."""
+    """Yield the ops that select and reorder pixels; an empty index means that only the size changes."""
     images, height, width = before[0] if gather.per_image else 1, before[2], before[3]
     total = images * height * width if gather.per_image else before[0] * height * width
     if not np.array_equal(gather.positions, np.arange(total // images)):

@@ -52,7 +52,7 @@ class Lowering:
         self.ops = {n: op for n, op in self.ops.items() if self.reader_count(n) > 0}
 
     def _lower_node(self, number: int, node: Node) -> None:
-        """Add the op of a node, fuse the node into an earlier op, or add a "python" op."""
+        """Lower one node: add its op, fuse it into an earlier op, or add a "python" op."""
         self.shapes[number] = node.shape
         result = self._apply_rule(number, node)
         if result is None and self._materialize_operands(node):
@@ -65,7 +65,7 @@ class Lowering:
                 self.channels_last.add(number)
 
     def _apply_rule(self, number: int, node: Node) -> Op | bool | None:
-        """Return a new op, True if the node was fused into an existing op, or None if it is not supported."""
+        """Apply the rule of a node's operation: a new op, True if it was fused, None if unsupported."""
         name = node.operation.__name__
         result = RULES[name](self, number, node) if name in RULES else None
         if result is None and self.is_float and node.dtype == np.float32 and name in STRIDED_RULES:
@@ -76,18 +76,18 @@ class Lowering:
         return [self.resolve(v) for v in node.reads()]
 
     def _python_op(self, node: Node) -> Op:
-        """Make the op for a node without a native form: it is evaluated in Python."""
+        """Return the op that evaluates an unsupported node in Python."""
         return Op("python", tuple(self._operands(node)), node.shape, node.layer, node=node)
 
     def resolve(self, value: Value | int) -> int:
-        """Follow aliases to the number of the op that makes a value."""
+        """Return the number of the op that computes a value, following aliases."""
         number = value.number if isinstance(value, Value) else value
         while number in self.aliases:
             number = self.aliases[number]
         return number
 
     def add_alias(self, number: int, target: int) -> None:
-        """Make a value another name of the value `target`."""
+        """Declare that value `number` is the same as value `target`."""
         self.aliases[number] = target
         self._aliases_of.setdefault(target, []).append(number)
 
@@ -98,7 +98,7 @@ class Lowering:
         return max(map(self._materialize, self._operands(node)), default=False)
 
     def _materialize(self, value: int) -> bool:
-        """Make a view a stored value, natively if possible; return False if the value is not a view."""
+        """Turn a view into a stored value, by a native op if possible; return False if it already is one."""
         if value not in self.views:
             return False
         is_native = self.is_native(self.resolve(self.views[value].source))
@@ -117,7 +117,7 @@ class Lowering:
         return True
 
     def _lower_view(self, value: int) -> bool:
-        """Make a native op for a view; return False if there is none."""
+        """Add a native op that computes a view; return False if there is none."""
         if (op := lower_view(self, value)) is None:
             return False
         del self.views[value]
@@ -127,12 +127,12 @@ class Lowering:
     # --- layouts ---
 
     def is_native(self, number: int) -> bool:
-        """Whether a native op makes this value."""
+        """Tell whether a native op computes this value."""
         op = self.ops.get(number)
         return op is not None and op.kind != "python"
 
     def possible_layouts(self, number: int) -> tuple[bool, ...]:
-        """List the layouts a value has or may still be given, as flags for channels-last."""
+        """Return the layouts that a value has or may be given: True is channels-last, False channels-first."""
         if len(self.shapes[number]) != 4:
             return (len(self.shapes[number]) == 3,) if len(self.shapes[number]) in (2, 3) else ()
         fixed = number in self.channels_last or number in self._channels_first or self.is_native(number)
@@ -141,38 +141,41 @@ class Lowering:
         return (False, True)
 
     def is_channels_last(self, number: int) -> bool:
-        """Whether the channels are the last axis of a value; values of an unusual rank are one row of channels."""
+        """Tell whether the last axis of a value is its channels.
+
+        Values that are not images count as one row of channels.
+        """
         return number in self.channels_last or len(self.shapes[number]) not in (2, 4)
 
     def fix_layout(self, number: int, channels_last: bool) -> None:
-        """Decide the layout of a value with four axes."""
+        """Set the layout of an image value (four axes) to channels-last or channels-first."""
         if len(self.shapes[number]) == 4:
             (self.channels_last if channels_last else self._channels_first).add(number)
 
     def image(self, value: Value | Array) -> int | None:
-        """Return the number of a non-empty value (N, C, H, W) or (N, C), None for other operands."""
+        """Return the number of a non-empty image (N, C, H, W) or row (N, C); None for other operands."""
         return self._in_layout(value, False, 2, 4)
 
     def tokens(self, value: Value | Array) -> int | None:
-        """Return the number of a non-empty value (B, T, C) or (N, H, W, C), None for other operands."""
+        """Return the number of non-empty tokens (B, T, C) or pixels (N, H, W, C); None for other operands."""
         return self._in_layout(value, True, 3, 4)
 
     def last_axis_channels(self, value: Value | Array) -> int | None:
-        """Return the number of a value with two to four axes whose last axis are the channels."""
+        """Return the number of a value of rank 2 to 4 with channels on its last axis; else None."""
         rows = isinstance(value, Value) and len(self.shapes[value.number]) == 2
         return self.image(value) if rows else self.tokens(value)
 
     def is_image(self, value: Value | Array) -> bool:
-        """Whether a native op can read a value as an image (N, C, H, W) or row (N, C) without a copy."""
+        """Tell whether a native op can read a value as (N, C, H, W) or (N, C) without a copy."""
         return False in self._readable_layouts(value)
 
     def any_layout(self, value: Value | Array) -> int | None:
-        """Return the number of a value in any supported layout."""
+        """Return the number of a value in whichever supported layout it has; None for other operands."""
         numbers = self.common_layout(value)
         return None if numbers is None else numbers[0]
 
     def common_layout(self, *values: Value | Array) -> list[int] | None:
-        """Return the numbers of several values that can all have one layout."""
+        """Return the numbers of several values in one layout that all of them can have; else None."""
         for channels_last in (False, True):
             if all(channels_last in self._readable_layouts(value) for value in values):
                 operands = [self._in_layout(v, channels_last, 2, 3, 4) for v in values]
@@ -180,7 +183,7 @@ class Lowering:
         return None
 
     def _readable_layouts(self, value: Value | Array) -> tuple[bool, ...]:
-        """List the layouts (flags for channels-last) in which a native op can read a value."""
+        """Return the layouts in which native ops can read a value: True is channels-last, False channels-first."""
         if not isinstance(value, Value):
             return ()
         shape, number = self.shapes[value.number], self.resolve(value)
@@ -191,7 +194,10 @@ class Lowering:
         return tuple(last for last in self.possible_layouts(number) if self.is_float or not last)
 
     def _in_layout(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
-        """Return the number of a value of one of these ranks in a layout, which may be a copy; None if it has none."""
+        """Return the number of a value in a layout, copied if needed.
+
+        None if its rank is not in `ranks` or it cannot be.
+        """
         if not isinstance(value, Value) or len(self.shapes[value.number]) not in ranks:
             return None
         if channels_last not in self._readable_layouts(value):
@@ -202,7 +208,7 @@ class Lowering:
         return number
 
     def _convert(self, value: Value, channels_last: bool) -> int | None:
-        """Return the number of a copy in this layout of a float value or view; None if it cannot be made."""
+        """Return the number of a copy of a float value in another layout; None if it cannot be made."""
         key = (self.resolve(value), channels_last)
         if key not in self._converted:
             operand = strided_operand(self, value)
@@ -217,13 +223,13 @@ class Lowering:
     # --- new values, fusion ---
 
     def new_value(self, shape: Shape) -> int:
-        """Return a number for a value between two ops of one node; these numbers are negative."""
+        """Reserve a number (negative) for an intermediate value of this shape between two ops of one node."""
         number = min(self.shapes) - 1 if min(self.shapes) < 0 else -1
         self.shapes[number], self.users[number] = shape, 1
         return number
 
     def constant(self, array: Array) -> int:
-        """Return the number of a value that is a constant."""
+        """Register an array as a constant and return its value number."""
         key = id(array)
         if key in self._constant_numbers:
             return self._constant_numbers[key][1]
@@ -242,7 +248,10 @@ class Lowering:
         return (self.trace.inputs[value.number] if value.number < first else self.trace.node(value.number)).dtype
 
     def fuse_into(self, number: int, producer: int, **fields: Any) -> bool:
-        """Let the op `producer`, whose result nothing else reads, make value `number`, with these fields replaced."""
+        """Make the op `producer`, whose result nothing else reads, compute value `number` instead, with new `fields`.
+
+        Returns True, as a lowering rule does that has fused its node.
+        """
         # The op moves to the end of the order: a residual input may be computed after the convolution.
         op = self.ops.pop(producer)
         for name, field in fields.items():
@@ -255,7 +264,7 @@ class Lowering:
         return True
 
     def sole_consumer(self, number: int, *kinds: str) -> Op | None:
-        """Return the op that makes a value if the current node may be fused into it.
+        """Return the op that computes value `number` if the current node may be fused into it, else None.
 
         The op must be of one of these kinds, without an activation, and the current node its only reader.
         """
@@ -264,10 +273,10 @@ class Lowering:
         return op if fusable and op is not None and not op.activation else None
 
     def convs_before_movement(self, number: int) -> tuple[list[Op], int]:
-        """Return the convolutions whose results only depth-to-space and a crop move before `number` is read.
+        """Return the convolutions whose results reach `number` through only depth-to-space and a crop, and a factor.
 
-        Elementwise functions of the moved pixels may be fused into them. The count says how many groups of channels a
-        convolution has for each channel of `number`.
+        Elementwise functions of `number` may be fused into them. The factor is how many convolution channels become one
+        channel of `number`. The list is empty if there is no such convolution.
         """
         op, repeats, source = self.ops.get(number), 1, number
         if self.reader_count(number) != 1:
@@ -288,7 +297,7 @@ class Lowering:
         return (convs if len(convs) == len(sources) else []), repeats
 
     def reader_count(self, number: int) -> int:
-        """Count how often the trace reads a value or one of its aliases."""
+        """Count how often the trace reads a value or its aliases."""
         # An alias reads its value once, which is not a reader of its own.
         names = self._aliases_of.get(number, ())
         return self.users[number] + sum(max(self.reader_count(name) - 1, 0) for name in names)

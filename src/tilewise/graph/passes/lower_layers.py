@@ -72,7 +72,7 @@ def _matmul(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Op | None:
-    """Lower a linear layer with constant weights: of rows or a flattened image, or of tokens with a residual."""
+    """Lower x · weight + bias with constant weights, for rows, a flattened image, or tokens with a residual."""
     # Tokens (B, T, C) keep their layout; rows (N, C) are a plain product.
     has_tokens, residual = len(node.shape) > 2, node.params.get("residual")
     x = low.tokens(node.inputs[0]) if has_tokens else low.image(node.inputs[0])
@@ -97,9 +97,10 @@ def _is_float(array: Any) -> bool:
 
 
 def _pool(kind: str) -> LoweringRule:
-    """Return the rule of a max or average pool; pools with dilation or a ceiling mode are not supported."""
+    """Return the lowering rule of a max or average pool; it rejects dilation and ceiling mode."""
 
     def rule(low: Lowering, _number: int, node: Node) -> Op | None:
+        """Lower one pool; None if its settings are not supported."""
         x = low.image(node.inputs[0])
         if x is None or not set(node.params) <= {"kernel", "stride", "padding", "count_padding"}:
             return None
@@ -112,9 +113,10 @@ def _pool(kind: str) -> LoweringRule:
 
 
 def _norm(kind: str, of_images: bool = False) -> LoweringRule:
-    """Return the rule of a norm with constant weights, over images or the last axis."""
+    """Return the lowering rule of a norm with constant weights over the last axis, or over images."""
 
     def rule(low: Lowering, _number: int, node: Node) -> Op | None:
+        """Lower one norm; None if its weights are not constant or its input has another layout."""
         x = low.image(node.inputs[0]) if of_images else low.last_axis_channels(node.inputs[0])
         if x is None or not (of_images or low.is_float):
             return None
@@ -133,7 +135,7 @@ def _global_mean(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _mean(low: Lowering, number: int, node: Node) -> Op | None:
-    """Lower a mean over all pixels or all tokens."""
+    """Lower a mean over all pixels or all tokens; None for other axes."""
     axis, value = node.params.get("axis"), node.inputs[0]
     if not isinstance(value, Value) or axis is None:
         return None
@@ -147,7 +149,7 @@ def _mean(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _reshape(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a flattened image, whose channels leave their pixels; other reshapes are views."""
+    """Lower a reshape that flattens an image, which needs a native op in channels-last; others become views."""
     value = node.inputs[0]
     assert isinstance(value, Value)
     before, after = low.shapes[value.number], node.shape
@@ -159,7 +161,7 @@ def _reshape(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def _cat(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower a concatenation of channels."""
+    """Lower a concatenation along the channel axis; None for other axes."""
     # The channel axis is 1 in (N, C, H, W) and (N, C), and the last one in tokens and channels-last images.
     axis, rank = node.params["axis"] % len(node.shape), len(node.shape)
     operands = low.common_layout(*node.inputs) if node.inputs else None
@@ -215,9 +217,10 @@ def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
 def _cropped_phases(
     low: Lowering, node: Node, x: int, phases: Array, bias: Array | None, start: tuple[int, int]
 ) -> Op | None:
-    """Lower a cropped transposed convolution to one convolution per phase, which computes no pixel that is cropped.
+    """Lower a cropped transposed convolution to one convolution per phase, which computes no cropped pixel.
 
-    None if the phases have different sizes, or if so few channels each would take longer than cropping.
+    `phases` are the filters, `start` is the first row and column of the crop. None if the phases have different sizes,
+    or if so few channels per convolution would take longer than cropping.
     """
     (n, _, h, w), (sh, sw, o, _, *taps) = low.shapes[x], phases.shape
     if node.shape[2] % sh or node.shape[3] % sw:
@@ -245,7 +248,7 @@ def _cropped_phases(
 
 
 def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower resampling along rows or columns; nearest by a whole factor repeats pixels, by others it gathers them."""
+    """Lower resampling of rows or columns: nearest by an integer factor repeats pixels, other factors gather them."""
     x, axis, taps, value = low.image(node.inputs[0]), node.params["axis"], node.params["taps"], node.inputs[0]
     if x is None or not isinstance(value, Value) or len(node.shape) != 4 or axis % 4 not in (2, 3):
         return None
@@ -270,13 +273,13 @@ def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _gather_spatial(x: int, positions: Array, node: Node) -> Op:
-    """Return the op that gathers pixels of an image, whose positions (H', W') count along its rows."""
+    """Return an op that gathers pixels of image `x`; `positions` (H', W') are flat indices y · W + x."""
     options = {"index": positions.reshape(-1).tolist(), "size": node.shape[2:]}
     return Op("gather_spatial", (x,), node.shape, node.layer, options=options)
 
 
 def _get_item(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower an index: arrays that select rows and columns of images gather pixels, as padding by reflection does."""
+    """Lower indexing: index arrays for rows and columns of images, as in reflection padding, become a pixel gather."""
     source, index = node.inputs[0], node.params["index"]
     entries = index if isinstance(index, tuple) and len(index) == 4 else ()
     whole_images = all(isinstance(entry, slice) and entry == slice(None) for entry in entries[:2])

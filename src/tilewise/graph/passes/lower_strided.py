@@ -39,7 +39,7 @@ _MAX_OPERANDS = 4
 
 
 def _result_layout(shape: Shape, operands: list[Strided]) -> bool:
-    """Tell whether a result of this shape is stored channels-last: always, unless its image operands are not."""
+    """Tell whether a result is stored channels-last: yes, unless its image operands are channels-first."""
     if len(shape) != 4:
         return True
     whole_operands = [o.axes for o in operands if o.shape == shape]
@@ -50,7 +50,7 @@ def _result_layout(shape: Shape, operands: list[Strided]) -> bool:
 def _elementwise(
     low: Lowering, number: int, node: Node, values: list[Any], kind: str, bounds: tuple[float, float] = (0.0, 0.0)
 ) -> Op | None:
-    """Make an elementwise op; operands whose axes cannot be split alike are copied first."""
+    """Return an elementwise op of `kind`; operands whose axes cannot share one loop nest are copied first."""
     operands = _operands(low, values)
     if operands is None or node.dtype != np.float32 or not math.prod(node.shape):
         return None
@@ -82,7 +82,7 @@ def _operands(low: Lowering, values: list[Any]) -> list[Strided] | None:
 
 
 def _elementwise_rule(kind: str, *params: str) -> StridedRule:
-    """Return the rule of a native function, which takes up to two parameters as its bounds."""
+    """Return the lowering rule of a native elementwise function; up to two `params` become its bounds."""
 
     def rule(low: Lowering, number: int, node: Node) -> Op | None:
         first, second, *_ = (*(float(node.params[name]) for name in params), 0.0, 0.0)
@@ -115,7 +115,7 @@ def _extremum(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _select(low: Lowering, number: int, node: Node) -> Op | None:
-    """Lower where(condition, a, b) with a constant condition."""
+    """Lower where(condition, a, b) with a constant condition; None for other conditions."""
     condition = node.params["condition"]
     if isinstance(condition, Value):
         return None
@@ -126,10 +126,10 @@ def _select(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _reduce(kind: str) -> StridedRule:
-    """Return the rule of a sum, mean or extremum over some axes."""
+    """Return the lowering rule of a sum, mean or extremum over some axes."""
 
     def rule(low: Lowering, number: int, node: Node) -> Op | None:
-        """Lower one reduction."""
+        """Lower one reduction to an op over the kept and the reduced axes."""
         operands = _operands(low, [node.inputs[0]])
         if operands is None or not math.prod(node.shape):
             return None
@@ -160,8 +160,11 @@ def _reduce(kind: str) -> StridedRule:
     return rule
 
 
-def _row_operand(low: Lowering, node: Node, axis: int) -> tuple[Strided, Shape, list[int]] | None:
-    """Return the input with `axis` moved to the end, its shape, and the permutation that restores the order."""
+def _with_axis_last(low: Lowering, node: Node, axis: int) -> tuple[Strided, Shape, list[int]] | None:
+    """Return a node's input as a strided operand with `axis` last, its shape, and the permutation back.
+
+    None if it has none.
+    """
     operands = _operands(low, [node.inputs[0]])
     if operands is None:
         return None
@@ -176,7 +179,7 @@ def _softmax(low: Lowering, number: int, node: Node) -> Op | bool | None:
     if node.params.get("log"):
         return None
     # Rows along `axis`, one after the other.
-    row_form = _row_operand(low, node, node.params["axis"])
+    row_form = _with_axis_last(low, node, node.params["axis"])
     if row_form is None:
         return None
     x, shape, restore = row_form
@@ -188,7 +191,7 @@ def _softmax(low: Lowering, number: int, node: Node) -> Op | bool | None:
     assert lead is not None
     loop = make_loop([*lead, (shape[-1], [(0, 1), (0, 1)])], [x, result], native_shape(shape, True))
     op = Op("softmax", (x.number,), shape, node.layer, options={"loop": loop})
-    return _as_view(low, number, op, restore)
+    return _register_permuted(low, number, op, restore)
 
 
 def _cumulative_sum(low: Lowering, number: int, node: Node) -> Op | None:
@@ -210,8 +213,8 @@ def _cumulative_sum(low: Lowering, number: int, node: Node) -> Op | None:
     return Op("cumulative_sum", (x.number,), node.shape, node.layer, options=options)
 
 
-def _as_view(low: Lowering, number: int, op: Op, axes: list[int]) -> Op | bool:
-    """Add an op whose result is the node's result with its axes in another order."""
+def _register_permuted(low: Lowering, number: int, op: Op, axes: list[int]) -> Op | bool:
+    """Make a node the permutation by `axes` of the result of `op`; return the op itself if that changes nothing."""
     if axes == list(range(len(axes))):
         low.fix_layout(number, True)
         return op
@@ -237,9 +240,11 @@ def _matmul(low: Lowering, number: int, node: Node) -> Op | None:
     # M, K and N must have one step each; operands that do not are copied once.
     for attempt in range(2):
         lead = common_axes([*sides, result], list(range(len(batch))))
-        rows = _single(common_axes([replace(sides[0], axes=sides[0].axes[-2:-1]), _axis(result, -2)], [0]))
-        inner = _single(common_axes([_axis(sides[0], -1), _axis(sides[1], -2)], [0]))
-        columns = _single(common_axes([_axis(sides[1], -1), _axis(result, -1)], [0]))
+        rows = _single_loop_steps(
+            common_axes([replace(sides[0], axes=sides[0].axes[-2:-1]), _only_axis(result, -2)], [0])
+        )
+        inner = _single_loop_steps(common_axes([_only_axis(sides[0], -1), _only_axis(sides[1], -2)], [0]))
+        columns = _single_loop_steps(common_axes([_only_axis(sides[1], -1), _only_axis(result, -1)], [0]))
         if lead is not None and None not in (rows, inner, columns):
             break
         if attempt:
@@ -259,13 +264,13 @@ def _matmul(low: Lowering, number: int, node: Node) -> Op | None:
     return Op("matmul", (sides[0].number, sides[1].number), node.shape, node.layer, options=options)
 
 
-def _axis(operand: Strided, axis: int) -> Strided:
-    """Return the view restricted to one of its axes."""
+def _only_axis(operand: Strided, axis: int) -> Strided:
+    """Return a strided operand with only one of its axes."""
     return replace(operand, axes=(operand.axes[axis],))
 
 
-def _single(loop_axes: list[tuple[int, list[Any]]] | None) -> list[Any] | None:
-    """Return the steps of an axis that is one loop axis (0 for size 1); None if it needs several."""
+def _single_loop_steps(loop_axes: list[tuple[int, list[Any]]] | None) -> list[Any] | None:
+    """Return each operand's step along an axis that is one loop (0 for size 1); None if it needs nested loops."""
     if loop_axes is None or len(loop_axes) > 1:
         return None
     return loop_axes[0][1] if loop_axes else [(0, 0), (0, 0)]
@@ -277,7 +282,10 @@ def _single(loop_axes: list[tuple[int, list[Any]]] | None) -> list[Any] | None:
 def _assemble(
     low: Lowering, number: int, node: Node, values: list[Any], starts: list[Shape], **settings: Any
 ) -> Op | None:
-    """Make an op that copies each value to its target in the result; `fill` goes to the other places."""
+    """Return an op that copies each value into the result at its start index; other places get `fill`.
+
+    `starts` has one index into the result per value. With `covered` the values fill the whole result.
+    """
     operands = _operands(low, values)
     if operands is None or not math.prod(node.shape):
         return None
@@ -324,7 +332,7 @@ def _cat(low: Lowering, number: int, node: Node) -> Op | None:
 
 def _cat_op(low: Lowering, number: int, node: Node, values: list[Any], sizes: list[int], axis: int) -> Op | None:
     # Each value starts where the one before it ends.
-    """Lower a concatenation: each value of `sizes` along `axis` is copied behind the one before."""
+    """Return an op that concatenates `values`, of sizes `sizes` along `axis`; None if one has no strided form."""
     ends = np.cumsum(sizes).tolist()
     starts = [
         tuple(end - n if a == axis else 0 for a in range(len(node.shape))) for end, n in zip(ends, sizes, strict=True)

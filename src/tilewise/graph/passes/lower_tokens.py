@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def lower_recurrent(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower a recurrent layer to the products of its input and the steps."""
+    """Lower a recurrent layer to products of its whole input and an op for the steps in time."""
     from tilewise.nn.recurrent import input_bias  # late: few networks are recurrent
 
     x, (weight, recurrent, bias, *state) = low.tokens(node.inputs[0]), node.inputs[1:]
@@ -56,7 +56,10 @@ def lower_recurrent(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Track a reshape, permutation, index or broadcast as a view; it becomes an op where its numbers are needed."""
+    """Track a reshape, permutation, index or broadcast as a view (True).
+
+    An op computes it where its values are needed.
+    """
     source = _view(low, node.inputs[0])
     view = None if source is None else apply_node(source, node)
     if view is None:
@@ -75,7 +78,7 @@ def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def _reshape_copy(low: Lowering, number: int, node: Node) -> bool | None:
-    """Lower a reshape that is not a view: copy the value to one row in its logical order, and view that."""
+    """Lower a reshape that is not a view: copy the value to contiguous memory in logical order, and view the copy."""
     operand = strided_operand(low, node.inputs[0]) if low.is_float and node.dtype == np.float32 else None
     if operand is None or node.operation.__name__ != "Reshape":
         return None
@@ -89,7 +92,7 @@ def _reshape_copy(low: Lowering, number: int, node: Node) -> bool | None:
 
 
 def _view(low: Lowering, value: Any) -> View | None:
-    """Return a value as a view, of itself if it is not a view already; None if it is not traced."""
+    """Return a value as a `View`; a value that is not a view is the view of itself. None if it is not traced."""
     if not isinstance(value, Value):
         return None
     source, shape = low.resolve(value), low.shapes[value.number]
@@ -128,7 +131,7 @@ class _Heads:
 
 
 def _heads(low: Lowering, value: Any) -> _Heads | None:
-    """Return the heads of a value (B, H, T, D) if it is a view of all tokens."""
+    """Return how heads (B, H, T, D) are stored in tokens, if `value` is a view of whole tokens; else None."""
     view = _view(low, value)
     if view is None or len(view.groups) != 4:
         return None
@@ -151,7 +154,7 @@ def _heads(low: Lowering, value: Any) -> _Heads | None:
 
 
 def lower_attention(low: Lowering, number: int, node: Node) -> bool | None:
-    """Lower attention to an op that writes tokens (B, T, H · D); the traced result (B, H, T, D) is a view of them."""
+    """Lower attention to an op with result (B, T, H · D), of which the traced result (B, H, T, D) is a view (True)."""
     if not low.is_float or len(node.shape) != 4:
         return None
     op = _token_attention(low, node) or _grouped_attention(low, node)
@@ -168,12 +171,12 @@ def lower_attention(low: Lowering, number: int, node: Node) -> bool | None:
 
 
 def _scale(node: Node, dim: int) -> float:
-    """Return the factor of the attention scores, 1 / sqrt(dim) unless the node has its own."""
+    """Return the factor of an attention node's scores: its own, or 1 / sqrt(dim)."""
     return float(1 / math.sqrt(dim) if node.params["scale"] is None else node.params["scale"])
 
 
 def _token_attention(low: Lowering, node: Node) -> Op | None:
-    """Make an attention op over heads in the channels of tokens."""
+    """Return an attention op for heads stored in the channels of tokens; None for other storage."""
     q, k, v = (_heads(low, value) for value in node.inputs)
     if q is None or k is None or v is None or len({(h.batch, h.count) for h in (q, k, v)}) > 1:
         return None
@@ -186,7 +189,7 @@ def _token_attention(low: Lowering, node: Node) -> Op | None:
     options["causal"] = bool(node.params["causal"])
     inputs = tuple(view.source for view in _views(low, node))
     if node.params["mask"] is not None:
-        mask = _mask(low, node.params["mask"])
+        mask = _mask_value(low, node.params["mask"])
         if mask is None or node.shape[:2] != (q.batch, q.count):
             return None
         inputs = (*inputs, mask)
@@ -194,12 +197,12 @@ def _token_attention(low: Lowering, node: Node) -> Op | None:
 
 
 def _views(low: Lowering, node: Node) -> list[View]:
-    """Return the strided views of those inputs of a node that have one."""
+    """Return the views of those inputs of a node that are traced values."""
     return [view for value in node.inputs if (view := _view(low, value)) is not None]
 
 
 def _grouped_attention(low: Lowering, node: Node) -> Op | None:
-    """Make an attention op over heads anywhere in memory; several heads may share their keys and values."""
+    """Return an attention op for heads with any strides; several query heads may share keys and values."""
     operands = [strided_operand(low, value) for value in node.inputs]
     q, k, v = operands
     if q is None or k is None or v is None or any(len(o.axes) != 4 for o in (q, k, v)):
@@ -232,7 +235,10 @@ def _grouped_attention(low: Lowering, node: Node) -> Op | None:
 def _five_axes(
     low: Lowering, x: Strided, groups: tuple[int, int], layer: str, contiguous: bool = True
 ) -> tuple[int, Any]:
-    """Return a value (B, H, T, D) as steps along (B, groups, heads per group, T, D); copy it if it has none."""
+    """Return a value (B, H, T, D) as (number, first and steps) along axes (B, groups, heads per group, T, D).
+
+    It is copied if its strides do not allow that or, with `contiguous`, if D is not contiguous.
+    """
     split = Strided(0, (0, 0), (tuple(Factor(n, (0, 0)) for n in groups if n != 1),))
     # Try the operand in place first, then a contiguous copy of it, which always fits.
     for operand in (x, None):
@@ -252,8 +258,8 @@ def _five_axes(
     raise AssertionError("a copy has one factor per axis")
 
 
-def _mask(low: Lowering, mask: Any) -> int | None:
-    """Return the number of an additive mask (B or 1, H or 1, T or 1, S); None if it cannot be used."""
+def _mask_value(low: Lowering, mask: Any) -> int | None:
+    """Return the number of an additive mask (B or 1, H or 1, T or 1, S) as a value; None if it is unsupported."""
     if isinstance(mask, Value):
         is_scores = len(low.shapes[mask.number]) == 4 and low.dtype(mask) == np.float32
         return low.image(mask) if is_scores and low.is_image(mask) else None

@@ -25,7 +25,7 @@ class WeightCache:
         self._layers: dict[int, tuple[tuple[Any, ...], Any]] = {}  # (fingerprint, layer) by the op's number
 
     def get(self, number: int, op: Op) -> Any:
-        """Return the native layer of an op, from the cache if its weights and options are unchanged."""
+        """Return the packed layer of op `number`; it is built again only if weights or options have changed."""
         assert op.weight is not None
         entry, weight = self._layers.get(number), np.ascontiguousarray(op.scaled_weight(), np.float32)
         fingerprint = (op.kind, op.activation, *op.options.values(), _digest(weight), _digest(op.bias))
@@ -40,7 +40,7 @@ class WeightCache:
 
 
 class _MetaWeights(WeightCache):
-    """Layers without weights: a plan made of them shows its algorithms and memory, and cannot run."""
+    """Cache of layers without weights: a plan of them reports algorithms and memory but cannot run."""
 
     def get(self, number: int, op: Op) -> Any:
         return _native_layer(op, None)
@@ -50,7 +50,7 @@ _POINTWISE = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "gr
 
 
 def _native_layer(op: Op, weight: Array | None) -> Any:
-    """Create the native layer of a convolution or linear op; without weights it is a meta layer."""
+    """Create the packed layer of a convolution or linear op; without weights, a meta layer of shapes only."""
     assert native is not None and op.weight is not None
     bias = None if op.bias is None else np.ascontiguousarray(op.bias, np.float32)
     if len(op.shape) == 2:
@@ -66,19 +66,19 @@ def _digest(array: Array | None) -> bytes:
 
 
 def _as_meta(op: Op) -> Op:
-    """Return the op with the shapes of its weights and none of their numbers."""
+    """Return a copy of an op whose weights have shapes but no data."""
     weight = None if op.weight is None else np.broadcast_to(np.float32(0), op.weight.shape)
     return replace(op, weight=weight)
 
 
 def partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
-    """Group the ops in order: adjacent native ops share a native call."""
+    """Group the ops, in order, into native calls (adjacent native ops) and Python calls."""
     _limit_transformed_filters(lowering)
     return _partition(lowering, weights)
 
 
 def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
-    """Group the ops into native and Python calls; algorithms stay as they are."""
+    """Group the ops into native and Python calls with the algorithms that they already have."""
     calls: list[Call] = []
     group: list[int] = []
     for number, op in lowering.ops.items():
@@ -92,12 +92,12 @@ def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
 
 
 def _native_calls(lowering: Lowering, group: list[int], weights: WeightCache) -> list[Call]:
-    """Build the call of a group; none if nothing outside reads its results, as of a view that a Python op replaced."""
+    """Return the native call of a group of ops as a list; empty if nothing reads the group's results."""
     return [_native_call(lowering, group, weights)] if _read_outside(lowering, set(group)) else []
 
 
 def _read_outside(lowering: Lowering, members: set[int]) -> set[int]:
-    """Return the members whose values another call or the caller reads."""
+    """Return those `members` (value numbers) that other calls read or that are results of the graph."""
     readers = {i for n, op in lowering.ops.items() if n not in members for i in op.inputs}
     return members & (readers | {lowering.resolve(lowering.result)})
 
@@ -134,7 +134,7 @@ def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> 
 
 
 def _meta_partition(lowering: Lowering) -> tuple[list[Call], dict[int, Op]]:
-    """Partition without weights; the ops returned say which algorithms they would use."""
+    """Partition without weights; also return the ops by number, with the algorithms that they would use."""
     meta = copy.copy(lowering)
     meta.ops = {number: _as_meta(op) for number, op in lowering.ops.items()}
     return _partition(meta, _MetaWeights()), meta.ops
@@ -148,7 +148,7 @@ _FREE_FILTER_BYTES = 16 << 20
 
 
 def _limit_transformed_filters(lowering: Lowering) -> None:
-    """Switch Winograd convolutions to transforming their filters at each use if storing them takes too much memory.
+    """Make Winograd convolutions transform their filters at each use if the transformed ones take too much memory.
 
     A byte costs equal time to save in every layer, so the largest filters are switched first.
     """
@@ -167,11 +167,11 @@ def _limit_transformed_filters(lowering: Lowering) -> None:
 
 
 def chunk_size(lowering: Lowering, traced: int, images: int) -> int:
-    """Return how many images of a batch go through all layers together, from the ops for `traced` images.
+    """Return how many of a batch's `images` to run through all layers together.
 
-    Activations of a chunk should fit this core's share of the last-level cache. Each chunk reads the weights again; if
-    that costs more, chunks are so large that weights are an eighth of the activations' traffic. Native ops treat
-    images independently, so the results do not depend on the choice.
+    `lowering` has the ops for `traced` images. Activations of a chunk should fit this core's share of the last-level
+    cache. Each chunk reads the weights again; if that costs more, chunks are so large that weights are an eighth of the
+    activations' traffic. Images are independent, so results do not depend on the choice.
     """
     assert native is not None
     (call,), cache = _meta_partition(lowering)[0], int(native.l3_share())
@@ -187,7 +187,7 @@ def chunk_size(lowering: Lowering, traced: int, images: int) -> int:
 
 
 def is_batch_independent(lowering: Lowering, traced: int) -> bool:
-    """Tell whether the ops for `traced` images hold for any number of images.
+    """Tell whether the ops, traced with `traced` images, are valid for any number of images.
 
     All ops must be native, which treats images independently, and read nothing but the images and each other.
     """
@@ -202,7 +202,7 @@ def is_batch_independent(lowering: Lowering, traced: int) -> bool:
 
 
 def set_batch(lowering: Lowering, images: int) -> None:
-    """Change the first dimension of all ops' shapes to another number of images."""
+    """Set the batch size (first dimension) of all ops' shapes to `images`."""
     for number in (0, *lowering.ops):
         lowering.shapes[number] = (images, *lowering.shapes[number][1:])
     for op in lowering.ops.values():

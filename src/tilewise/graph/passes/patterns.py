@@ -79,7 +79,7 @@ class UnpaddedAvgPool(InferenceOperation):
 
 
 def window_shares(shape: Shape, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
-    """Return (H, W): the pixels of each window divided by those of them that are inside the image."""
+    """Return (H', W'): each pooling window's size divided by its number of pixels inside an image of `shape`."""
     along = []
     for size, k, s, p in zip(shape[2:], kernel, stride, padding[:2], strict=True):
         starts = np.arange((size + 2 * p - k) // s + 1) * s - p
@@ -100,7 +100,10 @@ class PaddedMaxPool(InferenceOperation):
     """Max pooling with separate padding at the top, left, bottom and right."""
 
     def forward(self, x: Array, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
-        """Pool with padding (top, left, bottom, right) that never wins; two numbers pad opposite sides alike."""
+        """Max-pool with padding (top, left, bottom, right) of -infinity.
+
+        Two numbers pad both sides of height and width.
+        """
         top, left, bottom, right = (*padding, *padding)[:4]
         padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
         y, _ = current_backend().dispatch("max_pool2d", padded, kernel=kernel, stride=stride, padding=(0, 0))
@@ -119,7 +122,7 @@ def match_patterns(trace: Trace, attention: bool = True) -> Trace:
 
 
 def _mean_source(w: Rewriter, value: Any) -> Operand | None:
-    """Return x where `value` is the mean of x along its last axis."""
+    """Match `value` = mean(x) along the last axis; return x, or None."""
     mean = w.node(value, "Mean")
     if mean is None or not mean.params.get("keepdims"):
         return None
@@ -129,7 +132,7 @@ def _mean_source(w: Rewriter, value: Any) -> Operand | None:
 
 
 def _centred_source(w: Rewriter, value: Any) -> Operand | None:
-    """Return x where `value` is x - mean(x)."""
+    """Match `value` = x - mean(x); return x, or None."""
     difference = w.node(value, "Sub")
     if difference is None or not is_value(difference.inputs[0], _mean_source(w, difference.inputs[1])):
         return None
@@ -137,7 +140,7 @@ def _centred_source(w: Rewriter, value: Any) -> Operand | None:
 
 
 def _square_source(w: Rewriter, value: Any) -> Operand | None:
-    """Return x where `value` is x²."""
+    """Match `value` = x²; return x, or None."""
     power, product = w.node(value, "Pow"), w.node(value, "Mul")
     if power is not None and scalar(power.inputs[1]) == 2:
         return power.inputs[0]
@@ -145,7 +148,7 @@ def _square_source(w: Rewriter, value: Any) -> Operand | None:
 
 
 def _variance_source(w: Rewriter, value: Any) -> tuple[Operand, float] | None:
-    """Return (x, eps) where `value` is the variance of x along its last axis plus eps."""
+    """Match `value` = variance(x) + eps along the last axis; return (x, eps), or None."""
     total = w.node(value, "Add")
     operands = None if total is None else value_and_constant(total)
     eps = None if operands is None else scalar(operands[1])
@@ -160,7 +163,7 @@ def _variance_source(w: Rewriter, value: Any) -> tuple[Operand, float] | None:
 
 
 def _reciprocal_root_source(w: Rewriter, value: Any) -> Operand | None:
-    """Return v where `value` is 1 / sqrt(v)."""
+    """Match `value` = 1 / sqrt(v); return v, or None."""
     quotient, power = w.node(value, "Div"), w.node(value, "Pow")
     if power is not None and scalar(power.inputs[1]) == -0.5:
         return power.inputs[0]
@@ -169,7 +172,7 @@ def _reciprocal_root_source(w: Rewriter, value: Any) -> Operand | None:
 
 
 def _root_quotients(w: Rewriter, node: Node) -> list[tuple[Operand, Operand | None]]:
-    """Return all (a, v) for which the Div or Mul node computes a / sqrt(v)."""
+    """Return the (a, v) for which a Div or Mul node may compute a / sqrt(v); v is None where it does not."""
     a, b = node.inputs
     if node.operation.__name__ == "Div":
         root = w.node(b, "Sqrt")
@@ -178,7 +181,7 @@ def _root_quotients(w: Rewriter, node: Node) -> list[tuple[Operand, Operand | No
 
 
 def _layer_norm(w: Rewriter, node: Node) -> Value | None:
-    """Match (x - mean) / sqrt(variance + eps), or the product with the reciprocal root."""
+    """Match a layer norm without weights, (x - mean) / sqrt(variance + eps); return its replacement, or None."""
     for centred, below in _root_quotients(w, node):
         x, variance = _centred_source(w, centred), _variance_source(w, below)
         if x is not None and variance is not None and is_value(x, variance[0]):
@@ -188,7 +191,7 @@ def _layer_norm(w: Rewriter, node: Node) -> Value | None:
 
 
 def _rms_norm(w: Rewriter, node: Node) -> Value | None:
-    """Match x / sqrt(mean(x²) + eps), or the product with the reciprocal root."""
+    """Match an RMS norm without weights, x / sqrt(mean(x²) + eps); return its replacement, or None."""
     for x, below in _root_quotients(w, node):
         total = w.node(below, "Add")
         operands = None if total is None else value_and_constant(total)
@@ -201,7 +204,7 @@ def _rms_norm(w: Rewriter, node: Node) -> Value | None:
 
 
 def _norm_weight(w: Rewriter, node: Node) -> Value | None:
-    """Move a per-channel product or sum after a norm into the norm's weight or bias."""
+    """Fold a per-channel product or sum after a norm into the norm's weight or bias; return the new norm."""
     operands = value_and_constant(node)
     norm = None if operands is None else w.node(operands[0], "LayerNorm", "GroupNorm", "RmsNorm")
     if operands is None or norm is None or w.readers[operands[0].number] != 1 or node.shape != norm.shape:
@@ -273,8 +276,8 @@ def _unpadded_avg_pool(w: Rewriter, node: Node) -> Value | None:
     return w.make(node, UnpaddedAvgPool, node.shape, *pool.inputs, **pool.params, count_padding=False)
 
 
-def _no_effect(w: Rewriter, node: Node) -> Value | None:
-    """Drop a product with ones and a sum with zeros."""
+def _remove_neutral_operand(w: Rewriter, node: Node) -> Value | None:
+    """Remove a multiplication by ones or an addition of zeros; return the operand."""
     operands = value_and_constant(node)
     if operands is None or w.shape(operands[0]) != node.shape:
         return None
@@ -303,14 +306,14 @@ _GELUS: dict[str, tuple[type, Array]] = {
 
 
 def _sources(w: Rewriter, value: Any, depth: int = _MAX_DEPTH) -> list[Value]:
-    """List `value` and the values that it is computed from by arithmetic."""
+    """List `value` and the values that it is computed from, up to `depth` arithmetic operations back."""
     node = w.node(value, *_ARITHMETIC)
     below = [v for x in node.inputs for v in _sources(w, x, depth - 1)] if node is not None and depth else []
     return list(dict.fromkeys([value, *below] if isinstance(value, Value) else below))
 
 
 def _sampled(w: Rewriter, value: Any, x: Value, depth: int = _MAX_DEPTH) -> Array | None:
-    """Evaluate the expression `value` at x = `_SAMPLES`; return None if it depends on anything but x and constants."""
+    """Evaluate `value` as a function of `x` at the points `_SAMPLES`; None if it depends on other values too."""
     if is_value(value, x):
         return _SAMPLES
     node = w.node(value, *_ARITHMETIC, *_CURVES)
@@ -344,7 +347,7 @@ def _gelu(w: Rewriter, node: Node) -> Value | None:
 
 
 def _before_view(w: Rewriter, node: Node) -> Value | None:
-    """Apply a layer over the last axis to the tokens (B, T, C) themselves if its input is a reordering of them."""
+    """Exchange a layer over the last axis and the reordering of tokens (B, T, C) before it; None if not possible."""
     x = node.inputs[0]
     view = w.views.get(x.number) if isinstance(x, Value) else None
     if view is None or any(isinstance(v, Value) for v in (*node.inputs[1:], *node.params.values())):
@@ -389,22 +392,22 @@ def _batch_norm_of_tokens(w: Rewriter, node: Node) -> Value | None:
 
 
 def _explicit_padding(w: Rewriter, node: Node) -> Value | None:
-    """Merge a Pad node into the convolution or max pool after it, if the layer pads with the same number."""
+    """Merge a Pad node into the convolution or max pool that reads it; None if the fill differs."""
     pad = w.node(node.inputs[0], "Pad")
     if pad is None or len(node.shape) != 4 or any((*pad.params["widths"][0], *pad.params["widths"][1])):
         return None
     (_, _, (top, bottom), (left, right)), own = pad.params["widths"], node.params["padding"]
     own = own if len(own) == 4 else (*own, *own)
     padding = tuple(a + b for a, b in zip((top, left, bottom, right), own, strict=True))
-    if min(top, left, bottom, right) < 0 or not _pads_alike(w, node, pad, padding):
+    if min(top, left, bottom, right) < 0 or not _padding_is_equivalent(w, node, pad, padding):
         return None
     params = {**node.params, "padding": padding[:2] if padding[:2] == padding[2:] else padding}
     operation = PaddedMaxPool if node.operation.__name__ == "MaxPool2d" else node.operation
     return w.make(node, operation, node.shape, pad.inputs[0], *node.inputs[1:], **params)
 
 
-def _pads_alike(w: Rewriter, node: Node, pad: Node, padding: tuple[int, ...]) -> bool:
-    """Whether the layer's own padding gives the same result as the Pad node's fill."""
+def _padding_is_equivalent(w: Rewriter, node: Node, pad: Node, padding: tuple[int, ...]) -> bool:
+    """Tell whether a layer's own padding is equivalent to the Pad node's fill value."""
     fill = pad.params["value"]
     if node.operation.__name__ == "Conv2d":
         return bool(fill == 0)
@@ -418,6 +421,7 @@ def _first_match(*rules: Rule) -> Rule:
     """Combine rules: the first one that matches replaces the node."""
 
     def rule(w: Rewriter, node: Node) -> Operand | None:
+        """Return the replacement by the first rule that matches, or None."""
         return next((result for r in rules if (result := r(w, node)) is not None), None)
 
     return rule
@@ -426,8 +430,8 @@ def _first_match(*rules: Rule) -> Rule:
 # The patterns by the operation of their last node.
 _PATTERNS: dict[str, Rule] = {
     "Div": _first_match(_layer_norm, _rms_norm),
-    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_norm, _norm_weight, _gelu),
-    "Add": _first_match(_no_effect, _norm_weight),
+    "Mul": _first_match(_remove_neutral_operand, _unpadded_avg_pool, _layer_norm, _rms_norm, _norm_weight, _gelu),
+    "Add": _first_match(_remove_neutral_operand, _norm_weight),
     "Reshape": _group_norm,
     "MatMul": match_attention,
     "Attention": match_attention_node,
@@ -440,7 +444,7 @@ _PATTERNS: dict[str, Rule] = {
 }
 _IMAGE_PATTERNS: dict[str, Rule] = {
     "Div": _layer_norm,
-    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _norm_weight, _gelu),
+    "Mul": _first_match(_remove_neutral_operand, _unpadded_avg_pool, _layer_norm, _norm_weight, _gelu),
     **{name: _PATTERNS[name] for name in ("Add", "Reshape", "Conv2d", "MaxPool2d")},
     # The float lowering tracks permutations as views; the integer one needs the norm of an image as one node.
     "Permute": _channel_norm,

@@ -42,18 +42,18 @@ class Rewriter:
                 self.readers[result.number] = self.users[number]
 
     def _current(self, value: Any) -> Any:
-        """Return the value that replaces a value of the old trace; constants stay."""
+        """Return the value of the new trace that replaces a value of the old one; constants are unchanged."""
         return self.replacements[value.number] if isinstance(value, Value) else value
 
     def _renumbered(self, node: Node) -> Node:
-        """Copy a node with its inputs and parameters replaced by those of the new trace."""
+        """Copy a node of the old trace with its operands and parameters replaced by new values."""
         inputs = tuple(self._current(v) for v in node.inputs)
         return replace(node, inputs=inputs, params={name: self._current(v) for name, v in node.params.items()})
 
     # --- the interface of rules ---
 
     def node(self, value: Any, *kinds: str) -> Node | None:
-        """Return the node that computes a value, if its operation is one of `kinds`."""
+        """Return the node that computes a value if its operation is named in `kinds`, else None."""
         if not isinstance(value, Value) or value.number < len(self.trace.inputs):
             return None
         node = self.nodes[value.number - len(self.trace.inputs)]
@@ -67,7 +67,7 @@ class Rewriter:
         return self.trace.inputs[value.number].shape if value.number < first else self.nodes[value.number - first].shape
 
     def view(self, value: Value) -> View:
-        """Return a value as a view of the earliest value that it is a view of."""
+        """Return a value as a view of the earliest value that it is a reordering of."""
         return self.views.get(value.number) or whole(value.number, self.shape(value))
 
     def add(self, node: Node) -> Value:
@@ -84,7 +84,7 @@ class Rewriter:
         return value
 
     def make(self, like: Node, operation: type, shape: Shape, /, *inputs: Operand, **params: Any) -> Value:
-        """Append a node of another operation that inherits the layer and dtype of `like`."""
+        """Append a node of `operation` with the layer name and dtype of the node `like`; return its value."""
         return self.add(replace(like, operation=operation, inputs=inputs, params=params, shape=shape))
 
     def reshape(self, like: Node, x: Value, shape: Shape) -> Value:
@@ -113,14 +113,14 @@ class Rewriter:
 
 
 def scalar(value: Any) -> float | None:
-    """Return the number of a constant with one element."""
+    """Return the only element of a constant array as a float; None for other arrays and values."""
     if isinstance(value, Value) or np.size(value) != 1:
         return None
     return float(np.asarray(value).reshape(()))
 
 
 def value_and_constant(node: Node) -> tuple[Value, Array] | None:
-    """Split the operands of a binary operation between a value and a constant."""
+    """Return a binary node's operands as (value, constant); None if it does not have one of each."""
     a, b = node.inputs
     if isinstance(a, Value) and not isinstance(b, Value):
         return a, b
@@ -128,12 +128,12 @@ def value_and_constant(node: Node) -> tuple[Value, Array] | None:
 
 
 def is_value(a: Any, b: Any) -> bool:
-    """Whether both operands are one and the same value."""
+    """Tell whether two operands are the same traced value."""
     return isinstance(a, Value) and a == b
 
 
 def per_channel(constant: Array, shape: Shape, axis: int) -> Array | None:
-    """Return a constant that has one number per channel (along `axis` of `shape`) as (C,)."""
+    """Return a constant as one number per channel (C,) if it varies only along `axis` of `shape`, else None."""
     aligned = (1,) * (len(shape) - constant.ndim) + constant.shape
     if constant.ndim > len(shape) or any(size != 1 for i, size in enumerate(aligned) if i != axis):
         return None

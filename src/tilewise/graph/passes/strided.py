@@ -24,7 +24,7 @@ Step = tuple[int, int]  # pixels, channels
 
 @dataclass(frozen=True)
 class Factor:
-    """A part of an axis: `size` entries, `step` apart."""
+    """One factor of an axis: a loop of `size` entries that are `step` apart in memory."""
 
     size: int
     step: Step
@@ -37,7 +37,7 @@ Loop = tuple[list[int], list[tuple[int, int, list[Step]]], tuple[int, int, int, 
 
 @dataclass(frozen=True)
 class Strided:
-    """An operand: the number of its value, the first entry, and the strides of every axis."""
+    """A strided operand: value number, offset of its first entry, and the factors (size and stride) of each axis."""
 
     number: int
     first: Step
@@ -48,7 +48,7 @@ class Strided:
         return tuple(math.prod(f.size for f in strides) for strides in self.axes)
 
     def broadcast(self, shape: Shape) -> Strided:
-        """Repeat axes of size 1 and add leading axes, as NumPy does."""
+        """Broadcast to a shape by NumPy's rules: axes of size 1 and new leading axes get stride 0."""
         lead = len(shape) - len(self.axes)
         axes = [
             strides if strides or size == 1 else (Factor(size, (0, 0)),)
@@ -58,9 +58,9 @@ class Strided:
 
 
 def native_shape(shape: Shape, channels_last: bool) -> tuple[int, int, int, int]:
-    """Return a value's shape as (N, C, H, W).
+    """Return the (N, C, H, W) under which the native runtime stores a value of this shape.
 
-    Tokens (B, T, C) and rows (N, C) are images of one row; values of another rank are one pixel.
+    Tokens (B, T, C) and rows (N, C) are images of one column or pixel; values of another rank are one pixel.
     """
     if len(shape) == 4:
         n, h, w, c = shape if channels_last else (shape[0], shape[2], shape[3], shape[1])
@@ -71,7 +71,7 @@ def native_shape(shape: Shape, channels_last: bool) -> tuple[int, int, int, int]
 
 
 def _axis_steps(shape: Shape, channels_last: bool) -> list[Step]:
-    """Return the step of each axis of a stored value."""
+    """Return the stride of each axis of a stored value, as (pixels, channels)."""
     # Rows (N, C), tokens (B, T, C), channels-last images (N, H, W, C), images (N, C, H, W), one row of any shape.
     if len(shape) == 2:
         return [(1, 0), (0, 1)]
@@ -85,13 +85,13 @@ def _axis_steps(shape: Shape, channels_last: bool) -> list[Step]:
 
 
 def offset(index: Shape, steps: list[Step]) -> Step:
-    """Return the distance of an entry from the first one."""
+    """Return the memory offset, as (pixels, channels), of the entry at an index of a value with these strides."""
     entries = list(zip(index, steps, strict=True))
     return sum(i * step[0] for i, step in entries), sum(i * step[1] for i, step in entries)
 
 
 def _from_view(low: Lowering, view: View) -> Strided:
-    """Translate a view of a stored value into steps."""
+    """Express a view of a stored value as a strided operand."""
     source = low.resolve(view.source)
     # An undecided layout becomes channels-last, except for the network's inputs: those are images.
     if True in low.possible_layouts(source):
@@ -107,7 +107,7 @@ def _from_view(low: Lowering, view: View) -> Strided:
 
 
 def strided_operand(low: Lowering, value: Any) -> Strided | None:
-    """Return an operand of a node as steps; None for other dtypes than float32 and for empty arrays."""
+    """Return a node's operand in strided form; None for constants, empty arrays and dtypes but float32."""
     if isinstance(value, Value):
         number = low.resolve(value)
         if low.dtype(value) != np.float32 or not math.prod(low.shapes[value.number]):
@@ -121,7 +121,7 @@ def strided_operand(low: Lowering, value: Any) -> Strided | None:
 
 
 def _refine(axes: list[Factors]) -> LoopAxes | None:
-    """Split the strides of several operands along one axis into common sizes; None if they do not divide."""
+    """Split one axis of several operands into loops of common sizes; None if their factors do not divide each other."""
     stacks = [list(strides) for strides in axes]
     loop_axes: LoopAxes = []
     while all(stacks):
@@ -140,7 +140,7 @@ def _refine(axes: list[Factors]) -> LoopAxes | None:
 
 
 def _merge(loop_axes: LoopAxes) -> LoopAxes:
-    """Merge neighbouring axes that are contiguous in every operand."""
+    """Merge adjacent loops that are contiguous in every operand."""
     merged: LoopAxes = []
     for size, steps in loop_axes:
         # An outer axis continues an inner one if it steps over exactly all of it.
@@ -152,12 +152,15 @@ def _merge(loop_axes: LoopAxes) -> LoopAxes:
 
 
 def merge_factors(strides: Factors) -> Factors:
-    """Merge contiguous strides of one axis."""
+    """Merge adjacent factors of one axis that are contiguous in memory."""
     return tuple(Factor(size, steps[0]) for size, steps in _merge([(f.size, [f.step]) for f in strides]))
 
 
 def common_axes(operands: list[Strided], axes: list[int], merge: bool = True) -> LoopAxes | None:
-    """Return the loop over some axes of operands of one shape: (size, step of each operand) per loop axis."""
+    """Return one loop nest over these axes of several operands of equal shape, as (size, stride of each operand).
+
+    None if their axes cannot be split into common sizes. `merge` joins loops that are contiguous in every operand.
+    """
     loop_axes: LoopAxes = []
     # Axis by axis, because a loop axis never crosses the boundary of a result axis before merging.
     for axis in axes:
@@ -169,19 +172,19 @@ def common_axes(operands: list[Strided], axes: list[int], merge: bool = True) ->
 
 
 def storage_order(shape: Shape, channels_last: bool) -> list[int]:
-    """Return the axes of a result in the order of its memory."""
+    """Return the axes of a value in the order of its memory, outermost first."""
     return [0, 2, 3, 1] if len(shape) == 4 and not channels_last else list(range(len(shape)))
 
 
 def result_operand(shape: Shape, channels_last: bool) -> Strided:
-    """Return the steps of a new value."""
+    """Return the strided form of a new, contiguous value."""
     steps = _axis_steps(shape, channels_last)
     axes = tuple((Factor(n, step),) if n != 1 else () for n, step in zip(shape, steps, strict=True))
     return Strided(0, (0, 0), axes)
 
 
 def make_loop(loop_axes: LoopAxes, operands: list[Strided], shape: tuple[int, int, int, int]) -> Loop:
-    """Return a loop in the form of the native runtime; the result is the last operand."""
+    """Convert a loop nest to the native runtime's form; the last operand is the result, of (N, C, H, W) `shape`."""
     # The kernels write contiguous rows, so the last axis of the loop steps through the result's channels.
     if not loop_axes or loop_axes[-1][1][-1] != (0, 1):
         loop_axes = [*loop_axes, (1, [(0, 0)] * len(operands))]
@@ -191,7 +194,7 @@ def make_loop(loop_axes: LoopAxes, operands: list[Strided], shape: tuple[int, in
 
 
 def materialized(low: Lowering, operand: Strided, layer: str) -> Strided:
-    """Copy an operand into a value of its own with contiguous axes."""
+    """Add an op that copies an operand to contiguous memory; return the copy's strided form."""
     shape = operand.shape
     number = low.new_value(shape)
     low.fix_layout(number, True)
@@ -200,7 +203,7 @@ def materialized(low: Lowering, operand: Strided, layer: str) -> Strided:
 
 
 def copy_op(operand: Strided, shape: Shape, channels_last: bool, layer: str) -> Op:
-    """Return the op that copies an operand into a value of this layout."""
+    """Return an op that copies an operand into a new value of this shape and layout."""
     operands = [operand, result_operand(shape, channels_last)]
     loop_axes = common_axes(operands, storage_order(shape, channels_last))
     assert loop_axes is not None  # the axes of a result have one factor each
@@ -209,7 +212,7 @@ def copy_op(operand: Strided, shape: Shape, channels_last: bool, layer: str) -> 
 
 
 def flatten_op(low: Lowering, number: int, layer: str) -> Op:
-    """Return the op that copies a value to one row of numbers in logical order."""
+    """Return an op that copies a value to contiguous memory in logical order, as one row."""
     shape = low.shapes[number]
     operand = _from_view(low, whole(number, shape))
     row = Strided(

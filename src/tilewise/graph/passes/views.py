@@ -46,13 +46,13 @@ def _size(group: Group) -> int:
 
 
 def whole(source: int, shape: Shape) -> View:
-    """Return the view of a value as it is."""
+    """Return the view of a complete value of this shape, in its own order."""
     groups = tuple((Axis(n, i, 1),) if n != 1 else () for i, n in enumerate(shape))
     return View(source, groups, (0,) * len(shape))
 
 
 def reshaped(view: View, shape: Shape) -> View | None:
-    """Reshape a view; None if an axis would have to be split at a non-multiple."""
+    """Reshape a view; None if an axis would be split at a size that does not divide it."""
     remaining = [axis for group in view.groups for axis in group]
     groups = []
     for size in shape:
@@ -78,7 +78,7 @@ def reshaped(view: View, shape: Shape) -> View | None:
 
 
 def _merge_contiguous(group: list[Axis]) -> Group:
-    """Merge axes that continue each other on the source."""
+    """Merge adjacent axes that together run through the source with one stride."""
     merged: list[Axis] = []
     for axis in group:
         last = merged[-1] if merged else None
@@ -101,7 +101,7 @@ def permuted(view: View, axes: Shape) -> View:
 
 
 def indexed(view: View, index: Any) -> View | None:
-    """Index a view by integers, slices with a positive step and new axes; None for other indices."""
+    """Index a view by integers, slices with positive steps and None; return None for other indices."""
     entries = list(index) if isinstance(index, tuple) else [index]
     missing = len(view.groups) - sum(entry is not None for entry in entries)
     if missing < 0 or any(entry is Ellipsis for entry in entries):
