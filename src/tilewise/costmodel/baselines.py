@@ -27,12 +27,12 @@ _COPY_COST = 16.0  # cost of packing one element, in multiply-adds
 
 
 def random_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
-    """Return the expected top-k error of a random order for each kernel."""
+    """Return the expected top-k error of a random order, for each kernel and each k: (kernels, ks)."""
     return {f"top{k}": np.array([random_top_k_error(kernel.target, k) for kernel in kernels]) for k in ks}
 
 
 def default_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
-    """Return the default configuration's error: its target is 1, so the error is 1 / best target - 1."""
+    """Return the error of choosing the default configuration, for each kernel and each k: (kernels, ks)."""
     errors = np.array([max(0.0, 1.0 / kernel.target.min() - 1.0) for kernel in kernels])
     return {f"top{k}": errors for k in ks}
 
@@ -56,11 +56,11 @@ class Analytical:
 
     @staticmethod
     def applies(schema: Schema) -> bool:
-        """Tell whether the column names say what the columns mean."""
+        """Tell whether a collection's column names are those of a GPU, CPU or TPU that the formula knows."""
         return bool(gpu_of(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
-        """Return the logarithm of the estimated cost of each configuration; 0 where columns have no known meaning."""
+        """Return the log of each configuration's estimated cost, (C,); all 0 for unknown collections."""
         if not self.applicable:
             return np.zeros(kernel.n_configs, np.float32)
         if self.gpu is not None:
@@ -99,13 +99,16 @@ _CPU_NAMES = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "thre
 
 
 def _cpu_columns(schema: Schema) -> list[int]:
-    """Return the indices of the CPU's columns; empty for other collections."""
+    """Return the positions of the columns that the CPU formula reads; empty for other collections."""
     names = schema.config_features
     return [names.index(name) for name in _CPU_NAMES] if set(_CPU_NAMES) <= set(names) else []
 
 
 def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Estimate each configuration's work per thread, (C,): multiply-adds, more for small register tiles; packing."""
+    """Estimate each configuration's work per thread, (C,), in multiply-adds.
+
+    Padding counts, small register tiles multiply at a lower rate, and packing is added.
+    """
     # m, n and k of the product, from the shapes of the root and of the first operand.
     rows, cols, pack_a, pack_b, threads_m, threads_n = kernel.config_feat[:, columns].astype(np.float64).T
     sizes = kernel_sizes(kernel)

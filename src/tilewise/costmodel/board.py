@@ -47,7 +47,7 @@ def fill_board(
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     **settings: Any,
 ) -> list[BoardRow]:
-    """Evaluate the pairs of `collections` and `models` that the board in `path` lacks; returns all its rows.
+    """Evaluate every pair of `collections` and `models` that the board file `path` lacks; return all its rows.
 
     A model is a name to train with default settings (`TileRanker`, `GBDT`, `EarlyJoinSAGE`, `auto`, …), a model file,
     or "shipped" for the one that comes with the collection. Trained models are saved in `runs`, where training can be
@@ -59,7 +59,7 @@ def fill_board(
     for collection in collections:
         data = load_dataset(collection, progress=False)
         for model in (*models, BASELINES):
-            key = _key(data, model, collection, split, seed, settings)
+            key = _row_key(data, model, collection, split, seed, settings)
             if any(row["key"] == key for row in rows):
                 continue
             say(f"{collection}: {model}")
@@ -85,7 +85,7 @@ def fill_board(
 
 
 def _check_names(models: Sequence[str]) -> None:
-    """Raise an error for an unknown model name before any work is done."""
+    """Raise ConfigurationError for an unknown model name, before any training starts."""
     for model in models:
         # These need no torch; all other names are torch classes.
         if model in (SHIPPED, "auto", "GBDT") or Path(model).expanduser().exists():
@@ -96,7 +96,7 @@ def _check_names(models: Sequence[str]) -> None:
 
 
 def _load_or_train(data: Dataset, collection: str, model: str, folder: Path, **settings: Any) -> Model:
-    """Load a model from a file or a shipped one; train any other in `folder`."""
+    """Load a model if its name is a file or "shipped"; otherwise train the named model in `folder`."""
     file = _model_file(collection, model)
     if file is not None:
         return load_scorer(file)
@@ -117,7 +117,7 @@ def _model_file(collection: str, model: str) -> Path | None:
 
 
 def _board_rows(table: Evaluation, collection: str, seed: int, key: str) -> list[BoardRow]:
-    """Convert an evaluation to rows of the file; model files are listed by name."""
+    """Convert an evaluation to board rows; `key` identifies the data and settings they were computed from."""
     rows: list[BoardRow] = without_nans(
         [
             {
@@ -136,12 +136,12 @@ def _board_rows(table: Evaluation, collection: str, seed: int, key: str) -> list
 
 
 def _identity(row: BoardRow) -> tuple[str, str, str]:
-    """Return what a board has only one row of."""
+    """Return the (collection, model, split) of a row, which is unique within a board."""
     return row["collection"], row["model"], row["split"]
 
 
-def _key(data: Dataset, model: str, collection: str, split: str, seed: int, settings: dict[str, Any]) -> str:
-    """Return the digest of everything that a row depends on."""
+def _row_key(data: Dataset, model: str, collection: str, split: str, seed: int, settings: dict[str, Any]) -> str:
+    """Hash everything that a row's numbers depend on, so that an outdated row is recomputed."""
     # Names and sizes stand for the data: hashing a whole collection would take longer than scoring it.
     digest = hashlib.sha256()
     for part in (data.train, data.valid, data.split(split)):
@@ -167,7 +167,7 @@ def read_board(path: Path) -> list[BoardRow]:
 
 
 def _is_row(row: Any) -> bool:
-    """Tell whether a row of a file has the names and types of a `BoardRow`."""
+    """Tell whether a parsed JSON value has the keys and types of a `BoardRow`."""
     texts = ("collection", "model", "split", "key")
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in texts):
         return False
@@ -179,7 +179,7 @@ def _is_row(row: Any) -> bool:
 
 def board_lines(rows: Iterable[BoardRow]) -> list[tuple[str, ...]]:
     """Format each row as table cells, the best of a collection first."""
-    ordered = sorted(rows, key=lambda row: (row["collection"], row["split"], _mean(row, "top5"), row["model"]))
+    ordered = sorted(rows, key=lambda row: (row["collection"], row["split"], _metric_mean(row, "top5"), row["model"]))
     return [
         (
             row["collection"],
@@ -191,14 +191,14 @@ def board_lines(rows: Iterable[BoardRow]) -> list[tuple[str, ...]]:
     ]
 
 
-def _mean(row: BoardRow, metric: str) -> float:
-    """Return the mean of a metric; infinity if it is undefined, so that the row sorts last."""
+def _metric_mean(row: BoardRow, metric: str) -> float:
+    """Return a row's mean of a metric; infinity if it is undefined, so that sorting puts the row last."""
     value = row["metrics"].get(metric, {}).get("mean")
     return float(value) if isinstance(value, int | float) else float("inf")
 
 
 def _cell(row: BoardRow, metric: str) -> str:
-    """Format a metric (a fraction) in per cent with its interval; empty if it is undefined."""
+    """Format a row's metric, a fraction, as per cent with its interval; empty if it is undefined."""
     values = row["metrics"].get(metric, {})
     if not all(isinstance(values.get(name), int | float) for name in ("mean", "low", "high")):
         return ""

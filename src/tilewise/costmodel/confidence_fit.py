@@ -37,7 +37,10 @@ def calibrate(model: Any, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
 
 
 def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArray[Any]]) -> float:
-    """Return the median over kernels of the scores' residual deviation around log runtime, among the leaders."""
+    """Return the typical error of the scores: the median, over kernels, of their deviation from a line in log runtime.
+
+    Only each kernel's best-ranked configurations count, because the slow ones have larger errors.
+    """
     deviations = []
     for s, t in zip(scores, targets, strict=True):
         # Only the leaders matter; the slow tail has larger errors.
@@ -50,7 +53,10 @@ def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArr
 
 
 def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[float]:
-    """Fit P(y) = sigmoid(level + slope * x) by Newton's method; one success and one failure, half each, are added."""
+    """Fit P(y) = sigmoid(level + slope · x) by Newton's method; return [level, slope].
+
+    Half a success and half a failure are added, so that the fit is finite if all y are equal.
+    """
     # The added half success and half failure keep the fit finite if all kernels agree.
     x = np.concatenate([x, [x.mean(), x.mean()]])
     design = np.stack([np.ones_like(x), x], axis=1)

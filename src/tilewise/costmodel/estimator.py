@@ -84,7 +84,7 @@ class TileRanker:
 
 
 def _checked_kernels(samples: Sequence[Kernel]) -> list[Kernel]:
-    """Return the samples as a list; raise an error if one is not a kernel but, for example, a row of numbers."""
+    """Return the samples as a list; raise if one is not a `Kernel` (for example a row of numbers)."""
     kernels = list(samples)
     other = next((sample for sample in kernels if not isinstance(sample, Kernel)), None)
     if other is not None:

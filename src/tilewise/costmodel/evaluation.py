@@ -76,21 +76,23 @@ def evaluate(
         if Analytical.applies(dataset.schema):
             formula = Analytical(dataset.train if len(dataset.train) else kernels)
             rows.append(_model_row("analytical", formula, kernels, seed))
-        rows.append(_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
-        rows.append(_row("random", random_errors(kernels, KS), kernels.programs, seed))
-    noise = _noise(dataset, kernels)
-    return Evaluation(split, len(kernels), kernels.n_configs, rows, noise, _ceiling(kernels, noise, seed))
+        rows.append(_evaluation_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
+        rows.append(_evaluation_row("random", random_errors(kernels, KS), kernels.programs, seed))
+    noise = _measurement_noise(dataset, kernels)
+    return Evaluation(split, len(kernels), kernels.n_configs, rows, noise, _noise_ceilings(kernels, noise, seed))
 
 
 def _model_row(name: str, model: Model, kernels: Split, seed: int) -> EvaluationRow:
     """Score all kernels of a split with a model and summarize its metrics with intervals."""
     metrics = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
     columns = {metric: np.array([row[metric] for row in metrics]) for metric in metrics[0]}
-    return _row(name, columns, kernels.programs, seed)
+    return _evaluation_row(name, columns, kernels.programs, seed)
 
 
-def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> EvaluationRow:
-    """Summarize each metric's values, one per kernel, overall and by program."""
+def _evaluation_row(
+    name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int
+) -> EvaluationRow:
+    """Compute each metric's mean with interval, overall and by program; `columns` has a value per kernel."""
     kernel_program = np.array(programs)
     columns = columns | {"tile_score": 1.0 - columns["top5"]}
     by_program = {
@@ -100,8 +102,8 @@ def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[
     return EvaluationRow(name, {metric: bootstrap(values, seed=seed) for metric, values in columns.items()}, by_program)
 
 
-def _noise(dataset: Dataset, kernels: Split) -> float | None:
-    """Return the measurement noise: as the collection records it, else from repeats of a configuration."""
+def _measurement_noise(dataset: Dataset, kernels: Split) -> float | None:
+    """Return the deviation of log runtimes between repeats, recorded or estimated; None if it is unknown."""
     # A collection measured by tilewise records its own noise.
     recorded = dataset.schema.extra.get("noise")
     if isinstance(recorded, int | float) and 0 < recorded < 1:
@@ -110,8 +112,8 @@ def _noise(dataset: Dataset, kernels: Split) -> float | None:
     return repeat_noise([kernel.config_feat for kernel in sample], [kernel.target for kernel in sample])
 
 
-def _ceiling(kernels: Split, noise: float | None, seed: int) -> dict[str, float]:
-    """Return the noise ceiling of every top-k error; empty if the noise is unknown."""
+def _noise_ceilings(kernels: Split, noise: float | None, seed: int) -> dict[str, float]:
+    """Return the noise ceiling of each top-k error by name: what a perfect model would still lose to noise."""
     if noise is None:
         return {}
     targets = [kernel.target for kernel in kernels[:_NOISE_KERNELS]]
@@ -121,7 +123,10 @@ def _ceiling(kernels: Split, noise: float | None, seed: int) -> dict[str, float]
 def leave_one_program_out(
     dataset: Dataset, model: str = "TileRanker", *, progress: bool = False, **settings: Any
 ) -> dict[str, dict[str, float]]:
-    """Train a model without each program in turn, and return its metrics on that program's kernels."""
+    """Train a model for each program on all other programs.
+
+    Return its metrics on the kernels of the program left out.
+    """
     # The test split stays untouched.
     kernels = [*dataset.train, *(dataset.valid if dataset.valid.labelled else [])]
     programs = sorted({kernel.program for kernel in kernels})

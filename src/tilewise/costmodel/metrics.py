@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 def top_k_error(target: npt.ArrayLike, scores: npt.ArrayLike, k: int) -> float:
     """Return the slowdown of the best of the first `k` relative to the best of all: 0 is perfect, 0.1 is 10 %."""
-    t, s = _checked(target, scores)
+    t, s = _checked_pair(target, scores)
     return float(t[ranking(s)[:k]].min() / t.min() - 1.0)
 
 
@@ -54,11 +54,11 @@ class PairCounts:
 
 def count_pairs(target: npt.ArrayLike, scores: npt.ArrayLike) -> PairCounts:
     """Count concordant, discordant and tied pairs exactly in O(n log n)."""
-    t, s = _checked(target, scores)
+    t, s = _checked_pair(target, scores)
     t_rank, s_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (t, s))
     # Sort by target and, among equal targets, by score, so that ties contribute no inversion.
     order = np.lexsort((s_rank, t_rank))
-    discordant = _inversions(s_rank[order])
+    discordant = _count_inversions(s_rank[order])
     pairs = len(t) * (len(t) - 1) // 2
     tied_t, tied_s = _count_ties(t_rank), _count_ties(s_rank)
     tied_both = _count_ties(t_rank.astype(np.int64) * (int(s_rank.max()) + 1) + s_rank)
@@ -91,7 +91,7 @@ class Estimate:
 
 
 def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level: float = 0.95) -> Estimate:
-    """Return the mean over kernels with its percentile interval; NaNs (undefined metrics) are ignored."""
+    """Return the mean of values, one per kernel, with its bootstrap percentile interval; NaNs are ignored."""
     from tilewise.profile.timing.statistics import resampled_means
 
     v = np.asarray(values, dtype=np.float64)
@@ -103,7 +103,7 @@ def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level:
 
 
 def over_seeds(values: npt.ArrayLike) -> Estimate:
-    """Return the mean over seeds or kernels with the 95 % interval of Student's t; of one value it is that value."""
+    """Return the mean of values with the 95 % interval of Student's t; a single value is its own interval."""
     v = np.asarray(values, dtype=np.float64)
     mean = float(v.mean())
     if len(v) < 2:
@@ -143,8 +143,8 @@ def noise_ceiling(targets: Sequence[Floats], noise: float, k: int, *, seed: int 
     return float(np.mean(errors))
 
 
-def _checked(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return both as float64 arrays; raise an error unless their shapes are the same, one-dimensional."""
+def _checked_pair(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Convert both to float64 arrays; raise unless they are one-dimensional and equally long."""
     t, s = np.asarray(target, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if t.ndim != 1 or t.shape != s.shape or not len(t):
         raise ShapeError(f"Runtimes have shape {t.shape} and scores {s.shape}; give one of each per configuration.")
@@ -152,13 +152,13 @@ def _checked(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floa
 
 
 def _count_ties(ranks: npt.NDArray[np.intp]) -> int:
-    """Count the pairs of equal values."""
+    """Count the pairs of equal ranks."""
     sizes = np.unique(ranks, return_counts=True)[1].astype(object)  # Python integers: no overflow at any length
     return int((sizes * (sizes - 1) // 2).sum())
 
 
-def _inversions(ranks: npt.NDArray[np.intp]) -> int:
-    """Count pairs i < j with ranks[i] > ranks[j].
+def _count_inversions(ranks: npt.NDArray[np.intp]) -> int:
+    """Count the pairs i < j with ranks[i] > ranks[j] in O(n log n).
 
     The highest differing bit of such a pair is 1 in i and 0 in j. So for every bit, within groups of equal higher bits,
     count for every 0 the ones before it.

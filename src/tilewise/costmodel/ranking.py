@@ -63,7 +63,7 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
 
 
 def _reproducible_order(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Order by score; scores too close for float32 are computed again in float64 and rounded to 1e-9.
+    """Order configurations by score; those too close for float32 are scored again in float64, rounded to 1e-9.
 
     Configurations that the model cannot distinguish then keep their order, and those that it can are never swapped by
     rounding, so that every implementation of a model (torch, NumPy, Keras) gives the same ranking.

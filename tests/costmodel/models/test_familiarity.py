@@ -89,13 +89,13 @@ def test_left_out_families_tell_what_to_expect_of_unfamiliar_kernels(
 ) -> None:
     left_out = auto._left_out_kernels(list(data.train))
     assert 5 <= len(left_out) < 0.5 * len(data.train)
-    trial = auto._trial(list(data.train), data.schema, ["TileRanker", "GBDT"], 0, 4.0)
+    trial = auto._test_on_unfamiliar(list(data.train), data.schema, ["TileRanker", "GBDT"], 0, 4.0)
     assert trial["fallback"] == "" and trial["left_out"]["kernels"] == len(left_out)
     assert trial["left_out"]["model"] < trial["left_out"]["random"]
     assert "left-out families" in capsys.readouterr().err
     # A model that puts the slowest first is worse than any order at random.
     monkeypatch.setattr(auto, "train", lambda *args, **settings: Backwards())
-    assert auto._trial(list(data.train), data.schema, ["TileRanker"], 0, 4.0)["fallback"] == "random order"
+    assert auto._test_on_unfamiliar(list(data.train), data.schema, ["TileRanker"], 0, 4.0)["fallback"] == "random order"
 
 
 class Backwards:

@@ -37,7 +37,7 @@ def test_a_kind_is_left_out_only_if_the_other_is_clearly_better(monkeypatch):
     def chosen(one, other):
         each = {first: found(*one), second: found(*other), f"{first} + {second}": found(0.0)}
         monkeypatch.setattr(auto, "valid_errors", lambda model, valid: each[model.name])
-        return auto._select([Constant(first), Constant(second), Constant(second)], [])[0].name
+        return auto._select_kind([Constant(first), Constant(second), Constant(second)], [])[0].name
 
     monkeypatch.setattr(auto, "blend", lambda models, valid: auto.Blend(models, [1.0] * len(models)))
     together = f"{first} + {second}"
@@ -47,7 +47,7 @@ def test_a_kind_is_left_out_only_if_the_other_is_clearly_better(monkeypatch):
     assert chosen((0.5, 0.6), (0.1, 0.2)) == together  # two kernels are too few
     # 2.4 standard errors, where Student's t of six is 2.6.
     assert chosen([0.0] * 6, (0.9, 0.9, 0.1, 0.5, 1.2, -0.3)) == together
-    assert auto._select([Constant(second)], [])[0].name == second
+    assert auto._select_kind([Constant(second)], [])[0].name == second
 
 
 def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):

@@ -61,7 +61,7 @@ class RemoteFile:
     md5: str
 
     def partial_path(self, folder: Path) -> Path:
-        """Return the path of an incomplete download of this version."""
+        """Return the path in `folder` at which an incomplete download of this version is stored."""
         version = hashlib.sha256(f"{self.validator} {self.size}".encode()).hexdigest()[:16]
         return folder / f"{self.name}.{version}.part"
 
@@ -120,11 +120,14 @@ def estimate_seconds(plan: DownloadPlan, folder: Path, sample_bytes: int = 4 << 
 
 
 def _ignore(name: str, position: int, total: int) -> None:
-    """Ignore a report of progress."""
+    """Discard a progress report; the default of `report` parameters."""
 
 
 def fetch(remote: RemoteFile, folder: Path, report: Report = _ignore, attempts: int = 8, wait_s: float = 1.0) -> Path:
-    """Download and verify `remote` into `folder`; resume after a broken connection, at most `attempts` in vain."""
+    """Download `remote` into `folder` and verify it; a broken connection is resumed.
+
+    It fails after `attempts` attempts in a row without progress, `wait_s` seconds apart. Returns the file's path.
+    """
     target = folder / remote.name
     with _exclusive(folder):
         if remote.is_complete(folder):
@@ -155,10 +158,10 @@ def download_split(split: str, plan: DownloadPlan, data_root: Path, report: Repo
 
 
 def _describe(base_url: str, name: str) -> RemoteFile:
-    """Ask the server for the size, ETag and MD5 of the file `name`."""
+    """Request the size, ETag and MD5 of the file `name` from the server with a HEAD request."""
     url = urllib.parse.urljoin(base_url, name)
     try:
-        with _open(url, {}, method="HEAD") as response:
+        with _open_url(url, {}, method="HEAD") as response:
             size = int(response.headers.get("Content-Length") or -1)
             # ETag is exact; the modification time has a resolution of a second.
             validator = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
@@ -182,8 +185,8 @@ def _parse_md5(headers: list[str]) -> str:
     return ""
 
 
-def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
-    """Send a request and return the open response; every redirect is checked like the address itself."""
+def _open_url(url: str, headers: dict[str, str], method: str = "GET") -> Any:
+    """Send an HTTP request and return the open response; a redirect is refused unless it is https or local."""
     _check_address(url)
     request = urllib.request.Request(url, headers=headers, method=method)
     return urllib.request.build_opener(_CheckedRedirects).open(request, timeout=_TIMEOUT_S)
@@ -206,7 +209,7 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int | None = None) -> None:
-    """Continue a partial file over one connection, up to `stop_at` bytes (None: the end)."""
+    """Append to a partial file over one connection, up to `stop_at` bytes in all (None: the whole file)."""
     folder.mkdir(parents=True, exist_ok=True)
     offset = remote.bytes_present(folder)
     end = remote.size if stop_at is None else stop_at
@@ -220,7 +223,7 @@ def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int |
     # With If-Range the server sends the whole file instead of a range if its version differs.
     if remote.validator:
         headers["If-Range"] = remote.validator
-    with _open(remote.url, headers) as response:
+    with _open_url(remote.url, headers) as response:
         # A status other than 206 (partial content): the file has changed, or the server does not support ranges.
         if response.status != 206:
             if response.headers.get("Content-Length") not in (None, str(remote.size)):
@@ -230,11 +233,11 @@ def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int |
             raise http.client.HTTPException("the server sent a range that was not requested")
         with remote.partial_path(folder).open("r+b" if offset else "wb") as stream:
             stream.seek(offset)
-            _copy(response, stream, remote, end, report)
+            _copy_response(response, stream, remote, end, report)
 
 
-def _copy(response: IO[bytes], stream: IO[bytes], remote: RemoteFile, end: int, report: Report) -> None:
-    """Copy the response to the file until it has `end` bytes."""
+def _copy_response(response: IO[bytes], stream: IO[bytes], remote: RemoteFile, end: int, report: Report) -> None:
+    """Copy a response to the end of the file `stream` until the file has `end` bytes; report progress."""
     position = stream.tell()
     while position < end:
         block = response.read(min(_BLOCK_BYTES, end - position))
@@ -250,7 +253,7 @@ def _copy(response: IO[bytes], stream: IO[bytes], remote: RemoteFile, end: int, 
 
 
 def _verify(path: Path, remote: RemoteFile) -> None:
-    """Compare the MD5 of a file with the server's; remove the file if they differ."""
+    """Compare a downloaded file's MD5 with the server's; remove the file and raise if they differ."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -262,7 +265,7 @@ def _verify(path: Path, remote: RemoteFile) -> None:
 
 @contextlib.contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second download."""
+    """Lock the folder, so that only one process downloads into it at a time; raise if it is locked already."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
@@ -273,7 +276,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether the server refused the request, so that another attempt is pointless."""
+    """Tell whether an error is the server's refusal (HTTP 4xx), which makes another attempt pointless."""
     # 408 (request timeout) and 429 (too many requests) are temporary.
     return isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500 and error.code not in (408, 429)
 
@@ -346,7 +349,7 @@ def _open_tar(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _checked_files(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the regular files of `tar`; raise `FileFormatError` at any member that a kernel archive must not have."""
+    """Yield the regular files of `tar`; raise `FileFormatError` at a member that a kernel archive cannot have."""
     total, limit = 0, archive.stat().st_size
     for number, member in enumerate(tar):
         path = PurePosixPath(member.name)

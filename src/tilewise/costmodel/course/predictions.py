@@ -77,7 +77,7 @@ def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERN
 
 
 def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
-    """Say how many kernels have fewer configurations than a row of the file; "" for none."""
+    """Return a sentence about kernels with fewer configurations than a row has; "" if there are none."""
     if not n_short:
         return ""
     kernels = "1 kernel has" if n_short == 1 else f"{n_short} kernels have"
@@ -87,7 +87,7 @@ def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
 def read_predictions(path: Path) -> dict[str, list[int]]:
     """Read a predictions file: each row's ID and configuration numbers, best first."""
     rows: dict[str, list[int]] = {}
-    for number, line in _lines(path):
+    for number, line in _data_lines(path):
         identifier, _, configs = line.partition(",")
         if not identifier or "," in configs:
             raise FileFormatError(f"{path}, line {number} does not have the form ID,i;j;k.")
@@ -156,7 +156,7 @@ def write_kaggle(
 
 
 def _check_coverage(rankings: Mapping[str, Any], ids: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if there are tile predictions, but not for every tile row."""
+    """Raise `ConfigurationError` if some, but not all, of the tile rows in `ids` have predictions."""
     rows = [identifier for identifier in ids if identifier.startswith(PREFIX)]
     covered = sum(identifier in rankings for identifier in rows)
     if covered < len(rows) and any(identifier.startswith(PREFIX) for identifier in rankings):
@@ -167,7 +167,7 @@ def _check_coverage(rankings: Mapping[str, Any], ids: Sequence[str]) -> None:
 
 
 def _read_all(paths: Sequence[Path]) -> dict[str, list[int]]:
-    """Read several predictions files; raise `FileFormatError` if two of them have a row with the same ID."""
+    """Read several predictions files into one dict by row ID; raise `FileFormatError` if an ID occurs in two."""
     rankings: dict[str, list[int]] = {}
     for path in paths:
         rows = read_predictions(path)
@@ -179,7 +179,10 @@ def _read_all(paths: Sequence[Path]) -> dict[str, list[int]]:
 
 
 def _kaggle_row(identifier: str, ranking: list[int] | None) -> str:
-    """Return the first five configurations of a tile row or all of a layout row; without a ranking a placeholder."""
+    """Format one row of the Kaggle file: five configurations of a tile row, all of a layout row.
+
+    A row without a ranking (None) gets a placeholder.
+    """
     if identifier.startswith("tile:"):
         return ";".join(map(str, _pad_ranking(ranking, PER_KERNEL) if ranking else range(PER_KERNEL)))
     # A layout row is scored by its whole order (Kendall's tau), so it must be a permutation.
@@ -218,13 +221,13 @@ def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (
 
 
 def _pad_ranking(ranking: Sequence[int] | npt.NDArray[Any], per_kernel: int) -> list[int]:
-    """Return the first `per_kernel` configurations; a shorter ranking is padded with configuration 0."""
+    """Return exactly `per_kernel` configurations: the first ones of a ranking, padded with configuration 0."""
     first = [int(index) for index in ranking[:per_kernel]]
     return first + [0] * (per_kernel - len(first))
 
 
 def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path) -> list[float]:
-    """Return for each k how much slower the best of the first k configurations is than the best of all."""
+    """Return, for each k, how much slower the best of a row's first k choices is than the best: 0.1 is 10 %."""
     if max(row) >= kernel.n_configs:
         raise FileFormatError(f"{path}: {kernel.name} has {kernel.n_configs} configurations, none numbered {max(row)}.")
     # Relative runtimes: every configuration is divided by the default of its own run.
@@ -234,7 +237,7 @@ def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path)
 
 
 def _tile_notes(n_predicted: int, n_placeholders: int, n_unused: int) -> list[str]:
-    """Say how many placeholders and unused predictions there are: up to two sentences."""
+    """Return up to two sentences about placeholders and unused predictions in a Kaggle file."""
     notes = []
     if n_placeholders:
         total = n_predicted + n_placeholders
@@ -245,7 +248,7 @@ def _tile_notes(n_predicted: int, n_placeholders: int, n_unused: int) -> list[st
 
 
 def _layout_notes(ids: Sequence[str], rankings: Mapping[str, Any]) -> list[str]:
-    """Return a sentence that names the layout collections with rows without a prediction, if there are any."""
+    """Return a sentence about layout collections that have rows without a prediction, in a list; or nothing."""
     has_ranking: dict[str, list[bool]] = {}
     for identifier in ids:
         has_ranking.setdefault(identifier.rpartition(":")[0], []).append(identifier in rankings)
@@ -255,8 +258,8 @@ def _layout_notes(ids: Sequence[str], rankings: Mapping[str, Any]) -> list[str]:
     return [f"Rows without a prediction get the placeholder 0;1;…;999: {', '.join(incomplete)}."]
 
 
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    """Yield (line number, line) after the header, without empty lines."""
+def _data_lines(path: Path) -> Iterable[tuple[int, str]]:
+    """Yield (line number, line) for the non-empty lines after the header of a predictions file."""
     lines = read_text_input(path, _MAX_FILE_BYTES).splitlines()
     if not lines or lines[0].strip() != HEADER:
         raise FileFormatError(f"{path} does not start with the line {HEADER}.")

@@ -69,7 +69,7 @@ def read_collection(path: Path) -> Collection:
 
 
 def _split_by_kernel(arrays: dict[str, Array], count: int) -> Sequence[dict[str, Array]]:
-    """Cut every concatenated array into the arrays of the `count` kernels.
+    """Split concatenated arrays by kernel: return one dict of arrays for each of the `count` kernels.
 
     The entries "nodes", "edges" and "configs" of `arrays` give the number of rows of each kernel.
     """
@@ -86,21 +86,24 @@ def _split_by_kernel(arrays: dict[str, Array], count: int) -> Sequence[dict[str,
 
 
 def _row_counts(array: Array, count: int) -> npt.NDArray[np.int64]:
-    """Return an array of a file as int64 after checking that it has one non-negative integer per kernel."""
+    """Check that an array has one non-negative integer per kernel; return it as int64."""
     if array.shape != (count,) or array.dtype.kind not in "iu" or (array < 0).any():
         raise ValueError("counts")
     return array.astype(np.int64)
 
 
 def _measured_kernel(name: str, arrays: dict[str, Array], problem: Any, schema: Schema, path: Path) -> MeasuredKernel:
-    """Build a kernel from its arrays as stored in an npz file, with the noise of its measurements if stored."""
+    """Build a kernel from its stored arrays, with the noise of its measurements if the file has it."""
     kernel_arrays = [arrays[key] for key in KERNEL_ARRAYS]
     kernel = make_kernel(name, *kernel_arrays, width=schema.width, where=f"{path}: {name}")
     return attach_noise(kernel, arrays, problem)
 
 
 def attach_noise(kernel: Kernel, noise: Mapping[str, Array], problem: Any) -> MeasuredKernel:
-    """Add the deviation and number of repeats of each runtime; without them each was timed once."""
+    """Combine a kernel with the deviation and number of its repeated timings, from the arrays `noise`.
+
+    Without such arrays, every configuration counts as timed once.
+    """
     unknown = np.full(kernel.n_configs, np.nan, np.float32)
     deviation = noise.get("deviation", unknown).astype(np.float32)
     repeats = noise.get("repeats", np.ones(kernel.n_configs)).astype(np.uint16)

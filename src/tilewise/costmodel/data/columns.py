@@ -17,10 +17,11 @@ from tilewise.errors import ConfigurationError
 def select_columns(
     data: Dataset, schema: Schema, constants: Mapping[str, float] | None = None
 ) -> tuple[Dataset, dict[str, npt.NDArray[np.int64]]]:
-    """Select the columns of a model's `schema` by name, and the configurations that have a tile.
+    """Reduce a dataset to the configuration columns of a model's `schema`, and to configurations that have a tile.
 
     `constants` are the values of columns that the collection lacks. A library call among the configurations has no tile
-    and cannot be scored. The second result maps a kernel with such a call to the numbers of its other configurations.
+    and cannot be scored; the second result maps the name of each kernel with such a call to the indices of its other
+    configurations.
     """
     if data.schema.config_features == schema.config_features and not constants:
         return data, {}
@@ -34,7 +35,7 @@ def select_columns(
     has_tiles, rows_of = set(TILE_FEATURES) <= set(names), dict[str, npt.NDArray[np.int64]]()
 
     def select(kernel: Kernel) -> Kernel:
-        """Rebuild a kernel from the selected columns and rows; note the rows if some are left out."""
+        """Return a kernel with the selected columns, without configurations that have no tile."""
         columns = [
             kernel.config_feat[:, names.index(name)] if name in names else np.full(kernel.n_configs, constants[name])
             for name in schema.config_features

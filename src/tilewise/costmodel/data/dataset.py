@@ -151,7 +151,7 @@ def load_dataset(
 
 
 def _from_file(path: Path, limit: int | None) -> Dataset:
-    """Read a collection file as a dataset, with at most `limit` kernels per split."""
+    """Read a collection file as a `Dataset` with at most `limit` kernels per split."""
     from tilewise.costmodel.data.collection import read_collection, with_noise
 
     collection = with_noise(read_collection(path))

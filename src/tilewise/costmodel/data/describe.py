@@ -113,7 +113,7 @@ def describe(root: str | os.PathLike[str], *, progress: bool = True) -> Collecti
 
 
 def _read_members(root: str | os.PathLike[str], progress: bool) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
-    """Return the schema and an iterator over (split, kernel)."""
+    """Open a collection; return its schema and an iterator over (split name, kernel with noise)."""
     path = find_collection(root)
     # Files and folders with a schema fit into memory and may record the noise of their measurements.
     if not path.is_dir():
@@ -144,7 +144,7 @@ def _kernel_figures(split: str, member: MeasuredKernel, schema: Schema) -> _Kern
 
 
 def _guess_family(kernel: Kernel, schema: Schema) -> str:
-    """Name the family of a kernel that does not state it after the operation that its tiles or its work refer to."""
+    """Name the family of a kernel that does not state one, after the heaviest operation of its graph."""
     if schema.config_features == TILE_FEATURES:
         reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
         return "elementwise" if reading.operation == "loop" else OPCODES[kernel.node_opcode[reading.node]]
@@ -154,7 +154,7 @@ def _guess_family(kernel: Kernel, schema: Schema) -> str:
 
 
 def _repeat_deviation(kernel: Kernel, target: Floats) -> Floats:
-    """Compute the relative standard deviation within each group of equal configurations."""
+    """Return, for each configuration that was timed several times, the relative standard deviation of its timings."""
     _, inverse, sizes = np.unique(kernel.config_feat, axis=0, return_inverse=True, return_counts=True)
     inverse = inverse.reshape(-1)
     repeated = np.flatnonzero(sizes > 1)
@@ -166,8 +166,8 @@ def _summarize(
     name: str, schema: Schema, splits: dict[str, SplitCount], kernels: list[_KernelFigures]
 ) -> CollectionSummary:
     """Compute the figures of a collection: per split, per family and per program."""
-    by_family = _group(kernels, lambda figures: figures.family)
-    by_program = _group(kernels, lambda figures: figures.kernel.program)
+    by_family = _group_by(kernels, lambda figures: figures.family)
+    by_program = _group_by(kernels, lambda figures: figures.kernel.program)
     fixed_loss = {kernel: loss for members in by_family.values() for kernel, loss in _fixed_losses(members).items()}
     return CollectionSummary(
         name=str(schema.extra.get("name") or name),
@@ -183,8 +183,10 @@ def _summarize(
     )
 
 
-def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]) -> dict[str, list[_KernelFigures]]:
-    """Group kernels by `key`, sorted by key."""
+def _group_by(
+    kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]
+) -> dict[str, list[_KernelFigures]]:
+    """Group kernels by `key(kernel)`, with the keys sorted."""
     groups: dict[str, list[_KernelFigures]] = defaultdict(list)
     for figures in kernels:
         groups[key(figures)].append(figures)
@@ -192,7 +194,10 @@ def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], st
 
 
 def _fixed_losses(members: list[_KernelFigures]) -> dict[str, float]:
-    """Choose the best fixed configuration of a family on its train kernels; return each kernel's loss by name."""
+    """Return each kernel's loss (slowdown - 1) with the one configuration that is best for its whole family, by name.
+
+    That configuration is chosen on the family's train kernels.
+    """
     train = [figures for figures in members if figures.split == "train"] or members
     # Kernels have different sets of configurations. A kernel without a configuration runs its default, so a
     # configuration is compared by the sum, over the kernels that have it, of its loss minus the default's loss.
@@ -205,7 +210,7 @@ def _fixed_losses(members: list[_KernelFigures]) -> dict[str, float]:
 
 
 def _loss_of(figures: _KernelFigures, config: bytes) -> float:
-    """Return how much slower than its best a kernel is with a configuration, or with the default if it lacks that."""
+    """Return a kernel's slowdown - 1 with `config` (its row's bytes), or with the default if it lacks it."""
     rows = zip(figures.kernel.config_feat, figures.slowdown, strict=True)
     slowdowns = [slowdown for row, slowdown in rows if row.tobytes() == config]
     return float(min(slowdowns)) - 1 if slowdowns else figures.default_loss

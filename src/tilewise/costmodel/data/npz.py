@@ -49,7 +49,7 @@ _DAMAGE_ERRORS = (
 def read_npz(
     path: Path, keys: Sequence[str], optional: Sequence[str] = (), max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, Array]:
-    """Read the arrays called `keys`, and those of `optional` that exist, as native-endian arrays."""
+    """Read the arrays called `keys`, and any of `optional` that exist, from an untrusted npz file by name."""
     with damage_as_error(path, "npz"), open_input(path, max_file_bytes) as stream, open_zip(stream, path) as archive:
         members = list_members(archive, path)
         # The sizes in the directory are checked before any member is unpacked.
@@ -107,7 +107,7 @@ def list_members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.Z
 
 
 def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
-    """Open a file of a zip archive, if its compression method is one that npz files use."""
+    """Open a member of a zip archive; raise `FileFormatError` for compression that npz files do not use."""
     if info.compress_type not in _COMPRESSION_METHODS:
         raise FileFormatError(f"{where} uses a compression method that npz files do not use.")
     return archive.open(info)
@@ -129,7 +129,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
 def check_size(
     shape: tuple[int, ...], dtype: np.dtype[Any], header_bytes: int, info: zipfile.ZipInfo, where: str
 ) -> None:
-    """Raise `FileFormatError` unless the shape in the header agrees with the member's size."""
+    """Raise `FileFormatError` unless an npy header's shape and dtype account for the member's size in bytes."""
     count = math.prod(shape)
     # An empty array takes no bytes, so its size proves nothing about its other dimensions.
     if not count and math.prod(size for size in shape if size) > _MAX_EMPTY_ROWS:

@@ -29,7 +29,10 @@ _CHUNK_NUMBERS = 1 << 20  # 4 to 8 MiB per chunk of `stream_npz`
 
 
 def stream_npz(path: Path, key: str, shape: tuple[int, ...], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[Array]:
-    """Yield the numbers of one array in C order, a few MiB at a time, for arrays that may exceed the memory."""
+    """Yield the values of one array in C order, as flat arrays of a few MiB; the array may be larger than the memory.
+
+    `shape` is the shape that the array must have.
+    """
     where, remaining = f"{path}: {key}", math.prod(shape)
     with contextlib.ExitStack() as stack:
         with damage_as_error(path, "npz"):

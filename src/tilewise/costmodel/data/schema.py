@@ -21,7 +21,7 @@ DIMENSIONS = 6  # columns per list of dimensions in TpuGraphs' files
 
 
 def _numbered(stem: str, *suffixes: str, count: int = DIMENSIONS) -> Iterator[str]:
-    """Yield the names of a list with `count` entries, followed by its summary columns."""
+    """Yield the column names of a list of `count` entries, `stem_0` and so on, then its sum and product columns."""
     yield from (f"{stem}_{i}" for i in range(count))
     yield from (f"{stem}_{suffix}" for suffix in suffixes)
 

@@ -64,7 +64,7 @@ def read_kernel(path: Path, width: int) -> Kernel:
 
 
 def _whole_nanoseconds(runtime: Array, path: Path) -> Array:
-    """Round float runtimes to integers; a positive runtime below 1 ns becomes 1 because 0 means unlabelled."""
+    """Round float runtimes to integers, at least 1 if positive, because 0 means "not measured"."""
     if runtime.dtype.kind != "f":
         return runtime
     if not np.isfinite(runtime).all() or (runtime < 0).any() or (runtime > _MAX_RUNTIME_NS).any():
@@ -77,7 +77,7 @@ def _whole_nanoseconds(runtime: Array, path: Path) -> Array:
 def open_folder(
     folder: Path, schema: Schema, cache_dir: Path | None, limit: int | None, progress: bool
 ) -> dict[str, Split]:
-    """Open the splits in a folder: npz files, which are converted once, or flat files that an import has written."""
+    """Open the splits of a folder by name: npz files, which are converted once, or flat files of an import."""
     cache = cache_dir or default_cache_dir()
     packed = {name for name in SPLITS if (folder / name / INDEX).is_file()}
     files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS if name not in packed}
@@ -96,19 +96,19 @@ def default_cache_dir() -> Path:
 
 
 def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: str, progress: bool = True) -> Split:
-    """Open the split that consists of `files`; convert them under `cache_dir` unless that was done before."""
+    """Open `files` as one split; they are converted to flat files under `cache_dir` the first time."""
     if not files:
         return from_kernels([], schema)
     # The key covers the schema too: other column names mean other data.
     folder = cache_dir / files_key(files, f"{_FORMAT} {schema.config_features}")
     if not folder.is_dir():
         convert_once(folder, lambda unfinished: _convert(files, schema, unfinished, label, progress))
-    return _open(folder, schema)
+    return _open_flat_files(folder, schema)
 
 
 def open_packed(folder: Path, schema: Schema) -> Split:
-    """Open a split of flat files from an untrusted source; raise `FileFormatError` if a value is not possible."""
-    split = _open(folder, schema)
+    """Open a split of untrusted flat files; raise `FileFormatError` if a value is impossible."""
+    split = _open_flat_files(folder, schema)
     # The columns are checked in chunks because a memory-mapped array may exceed the memory.
     nodes, edges = (np.diff(split.offsets(rows)) for rows in ("nodes", "edges"))
     node_limit = np.repeat(nodes, edges)[:, None]  # (edges, 1): an edge connects nodes of its own kernel
@@ -139,7 +139,7 @@ def files_key(files: Sequence[Path], version: str) -> str:
 
 
 def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Create `folder` by filling a temporary folder, unless another process creates it first."""
+    """Create `folder` by `fill(temporary folder)`; keep the other one if a second process is faster."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A second process waits here and then finds the finished folder.
@@ -163,7 +163,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
-    """Read every npz file and write the flat files of a split; all kernels must have runtimes, or none."""
+    """Read npz files and write a split's flat files to `folder`; either all kernels or none have runtimes."""
     labelled: bool | None = None
     with SplitWriter(folder) as writer:
         for path in track(files, label, len(files), progress):
@@ -174,8 +174,8 @@ def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, pr
             writer.add(kernel)
 
 
-def _open(folder: Path, schema: Schema) -> Split:
-    """Memory-map the flat files of a folder as a split; raise `FileFormatError` if they do not match the index."""
+def _open_flat_files(folder: Path, schema: Schema) -> Split:
+    """Memory-map the flat files of a folder as a split; raise `FileFormatError` if their sizes contradict the index."""
     # Columns that are not listed here have one number per row.
     widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
     try:
@@ -194,7 +194,7 @@ def _open(folder: Path, schema: Schema) -> Split:
 
 
 def _parse_index(index: Any) -> tuple[list[str], dict[str, Array]]:
-    """Return the kernels' names and offsets; raise an exception that `_open` handles if the index is malformed."""
+    """Return (kernel names, offsets by array) from a parsed index; an exception means that it is malformed."""
     names = [str(name) for name in index["names"]]
     offsets = {}
     for rows in ("nodes", "edges", "configs"):
@@ -253,7 +253,7 @@ def _from_packed(folder: Path, schema: Schema) -> list[MeasuredKernel]:
 
 
 def track(items: Iterable[Item], label: str, total: int, enabled: bool = True) -> Iterator[Item]:
-    """Yield `items` and report on stderr how many of `total` are done."""
+    """Yield `items` unchanged and report progress on stderr under `label`, out of `total`."""
     if not enabled:
         yield from items
     # A bar redraws its line, which would fill a log file.

@@ -38,7 +38,7 @@ _BYTES_PER_NS, _MXU_COLUMNS, MXU_ROWS_PER_NS, _ITERATION_NS = 400.0, 128, 2.0, 3
 
 
 class TiledTensor(NamedTuple):
-    """A tensor in layout order, major to minor."""
+    """A TPU tensor with dimensions in layout order, major to minor; `units` is the register shape."""
 
     order: tuple[int, ...]  # logical dimension at each position
     sizes: Floats  # elements
@@ -47,19 +47,19 @@ class TiledTensor(NamedTuple):
 
     @property
     def registers(self) -> Floats:
-        """Largest bound of each dimension."""
+        """Return the number of registers that each dimension takes."""
         return np.ceil(self.sizes / self.units)
 
     def position(self, dimension: int) -> int:
-        """Return where a logical dimension is stored."""
+        """Return the position of a logical dimension in layout order."""
         return self.order.index(dimension)
 
     def tile_elements(self, bounds: Floats) -> Floats:
-        """Return the elements (C, rank) of tiles with these bounds (C, rank)."""
+        """Return the size of tiles in elements (C, rank), from their bounds (C, rank) in registers."""
         return np.asarray(np.minimum(np.maximum(bounds, 1) * self.units, self.sizes))
 
     def tile_registers(self, elements: Floats) -> Floats:
-        """Return the registers (C,) of tiles with these elements (C, rank)."""
+        """Return the number of registers (C,) of tiles with these sizes in elements (C, rank)."""
         return np.asarray(np.ceil(elements / self.units).prod(axis=1))
 
     @property
@@ -68,7 +68,7 @@ class TiledTensor(NamedTuple):
 
 
 class TileReading(NamedTuple):
-    """The tensors that a kernel's bounds refer to."""
+    """The tensors and dimensions that the tile bounds of a kernel's configurations refer to."""
 
     operation: str  # contraction, reduction or loop
     node: int  # the contraction, the reduce or the tensor itself
@@ -82,7 +82,7 @@ class TileReading(NamedTuple):
 
 
 def tiled_tensor(node: npt.NDArray[Any]) -> TiledTensor:
-    """Read shape, layout and element type of a node's output from its 140 features."""
+    """Read shape, layout and element type of a node's result from its 140 features, (140,)."""
     shape = [int(size) for size in node[SHAPE] if size > 0]
     rank = len(shape)
     minor_to_major = [int(dimension) for dimension in node[LAYOUT][:rank]]
@@ -131,7 +131,7 @@ def _operands(edges: npt.NDArray[Any], consumer: int) -> list[int]:
 
 
 def _contraction(node: npt.NDArray[Any], index: int, operands: list[int]) -> TileReading:
-    """Find output, filter and input of a convolution or dot; edges are sorted, so sizes tell which operand is which."""
+    """Identify output, filter and input of convolution or dot number `index` by their sizes, as edges have no order."""
     fields, output = node[index], tiled_tensor(node[index])
     pairs = [(operands[0], operands[-1]), (operands[-1], operands[0])]
     for entry, weights in pairs:
@@ -158,7 +158,11 @@ def _contraction(node: npt.NDArray[Any], index: int, operands: list[int]) -> Til
 def _contraction_dimensions(
     fields: npt.NDArray[Any], entry: npt.NDArray[Any], weights: npt.NDArray[Any]
 ) -> tuple[tuple[int, int], tuple[int, int], list[tuple[int, int, int, float]]] | None:
-    """Return the logical dimensions (output features), (input features), spatial; None if the sizes do not fit."""
+    """Match the dimensions of output, input and filter; each argument is a node's 140 features.
+
+    Returns (output features), (input features) as (dimension, dimension) pairs, and a list of spatial dimensions; None
+    if the sizes contradict each other.
+    """
     out, source, filters = (row[SHAPE].astype(int) for row in (fields, entry, weights))
     ranks = [int(np.count_nonzero(shape)) for shape in (out, source, filters)]
     numbers = fields.astype(int)
@@ -179,21 +183,25 @@ def _contraction_dimensions(
         # A dot has no dimension numbers here: find its contraction dimension by size.
         spatial = []
         options = [((rank - 1, rank - 1 - j), (rank - 2 + j, rank - 1 - i)) for j in first for i in first]
-        fits = [o for o in options if _fits(out, source, filters, *o)]
+        fits = [o for o in options if _sizes_agree(out, source, filters, *o)]
         if not fits:
             return None
         features, contraction = fits[0]
-    return (features, contraction, spatial) if _fits(out, source, filters, features, contraction) else None
+    return (features, contraction, spatial) if _sizes_agree(out, source, filters, features, contraction) else None
 
 
-def _fits(
+def _sizes_agree(
     out: npt.NDArray[Any],
     source: npt.NDArray[Any],
     filters: npt.NDArray[Any],
     features: tuple[int, int],
     contraction: tuple[int, int],
 ) -> bool:
-    """Tell whether the sizes of output, input and filter agree; a grouped convolution's input has more features."""
+    """Tell whether the shapes of output, input (`source`) and filter fit together.
+
+    `features` are the output's and the filter's output-feature dimensions, `contraction` the filter's and the input's
+    input-feature dimensions, whose sizes may differ by the number of groups.
+    """
     same_features = bool(out[features[0]] == filters[features[1]])
     return same_features and source[contraction[1]] % max(filters[contraction[0]], 1) == 0
 
@@ -210,7 +218,7 @@ def tile_quantities(reading: TileReading, config: npt.NDArray[Any]) -> dict[str,
     quantities = {"output_tiles": tiles, "output_registers": out_registers, "output_bytes": out_bytes}
     if filters is None or source is None or not len(filters.sizes):
         bytes_moved, mxu_rows = 2 * tiles * out_bytes, 0 * one
-        return quantities | _times(tiles, out_bytes * 2, out_registers, bytes_moved, mxu_rows)
+        return quantities | _with_estimate(tiles, out_bytes * 2, out_registers, bytes_moved, mxu_rows)
     filter_bounds = _bounds(config, "kernel", len(filters.sizes))
     filter_elements = filters.tile_elements(filter_bounds)
     # The output's features tile the filter and the output alike; every other dimension of the filter is a reduction.
@@ -239,7 +247,9 @@ def tile_quantities(reading: TileReading, config: npt.NDArray[Any]) -> dict[str,
         "mxu_passes": passes,
         "mxu_rows": rows,
     }
-    return quantities | _times(iterations, out_bytes + filter_bytes + source_bytes, innermost, bytes_moved, mxu_rows)
+    return quantities | _with_estimate(
+        iterations, out_bytes + filter_bytes + source_bytes, innermost, bytes_moved, mxu_rows
+    )
 
 
 def estimate_runtime(
@@ -249,10 +259,10 @@ def estimate_runtime(
     return tile_quantities(read_tiles(node, opcode, edges, config), config)["estimate"]
 
 
-def _times(
+def _with_estimate(
     iterations: Floats, scratchpad: Floats, innermost: Floats, bytes_moved: Floats, mxu: Floats
 ) -> dict[str, Floats]:
-    """Collect a kernel's tile quantities by name, with a rough estimate of its runtime in nanoseconds."""
+    """Return a kernel's tile quantities (C,) by name, with a rough estimate of the runtime in nanoseconds."""
     memory, compute = bytes_moved / _BYTES_PER_NS, iterations * mxu / MXU_ROWS_PER_NS
     return {
         "iterations": iterations,
@@ -265,12 +275,12 @@ def _times(
 
 
 def _bounds(config: npt.NDArray[Any], name: str, rank: int) -> Floats:
-    """Return the bounds (C, rank) of one tensor, at least 1."""
+    """Return the tile bounds (C, rank), at least 1, of the tensor `name` from configurations (C, 24)."""
     return np.maximum(config[:, BOUNDS[name]][:, :rank].astype(np.float64), 1)
 
 
 def _input_elements(reading: TileReading, output: Floats, filters: Floats) -> Floats:
-    """Return how many input elements per dimension a tile of a contraction reads: (C, rank)."""
+    """Return how many input elements per dimension each tile of a contraction reads: (C, rank)."""
     source = reading.input
     assert source is not None
     rank = len(source.sizes)
@@ -323,7 +333,7 @@ def tile_features(reading: TileReading, config: npt.NDArray[Any]) -> Floats:
 
 
 def tile_kernel_features(reading: TileReading, node: npt.NDArray[Any]) -> Floats:
-    """Return features of the kernel: its operation, the registers and bytes of its tensors, window and stride."""
+    """Return features of the kernel itself: operation, size of its tensors, window and stride."""
     kinds = [float(reading.operation == kind) for kind in ("contraction", "reduction", "loop")]
     registers, total = np.zeros((3, DIMENSIONS)), np.zeros(3)
     for row, tensor in enumerate((reading.output, reading.filter, reading.input)):

@@ -128,7 +128,7 @@ class SplitWriter:
         self._counts["configs"].append(len(kernel.config_feat))
 
     def _stream(self, name: str) -> IO[bytes]:
-        """Return the open file of the array `name`, creating it at first use."""
+        """Return the open output file of the array `name`; it is created at first use."""
         if name not in self._streams:
             self._streams[name] = (self._folder / f"{name}.bin").open("wb", buffering=1 << 20)
         return self._streams[name]

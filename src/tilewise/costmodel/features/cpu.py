@@ -72,7 +72,7 @@ class MatrixProduct:
 
 
 def as_product(kernel: Kernel) -> MatrixProduct:
-    """Read the matrix product that a kernel's graph computes; a convolution counts as the product it amounts to."""
+    """Convert a kernel's graph to the matrix product it computes; a convolution as an implicit GEMM."""
     sizes = kernel_sizes(kernel).tolist()
     # Shapes of the heaviest operation and of its operands.
     heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in (1, 2, 3))
@@ -104,7 +104,10 @@ def as_product(kernel: Kernel) -> MatrixProduct:
 
 
 def compute_features(p: MatrixProduct, bounds: Column, columns: Mapping[str, Column]) -> list[Any]:
-    """Compute one number or column (C,) per feature; `bounds` (24, C) holds TpuGraphs' columns."""
+    """Compute one number or column (C,) per feature of the CPU model.
+
+    `bounds` (24, C) has TpuGraphs' tile columns, `columns` the machine and tile settings by name.
+    """
     t = _Tile.from_columns(p, bounds, columns)
     threads = np.maximum(columns["threads"], 1)
     return [*_kernel_features(p, t), *_register_features(p, t), *_cache_features(t), *_traffic_features(p, t),
@@ -114,11 +117,7 @@ def compute_features(p: MatrixProduct, bounds: Column, columns: Mapping[str, Col
 
 @dataclass(frozen=True)
 class _Tile:
-    """Configurations together with their kernel and machine; sizes are elements of the product that is tiled.
-
-    Names follow BLIS: a block is (mc, kc) by (kc, nc), a register tile mr by nr. Winograd convolution multiplies 36
-    transformed numbers for a tile of 16 results, or 16 for 4, in a product over channels alone.
-    """
+    """Tile settings of C configurations, with their kernel and machine; sizes are in elements of the product."""
 
     machine: _CpuMachine
     winograd: Column
@@ -138,8 +137,8 @@ class _Tile:
 
     @classmethod
     def from_columns(cls, p: MatrixProduct, bounds: Column, columns: Mapping[str, Column]) -> _Tile:
-        """Read tile and machine from the columns; Winograd configurations get the sizes of their own product."""
-        winograd, (mc, nc, kc) = columns["winograd"], _blocks(p, bounds)
+        """Build from configuration columns; Winograd configurations get the sizes of their own product."""
+        winograd, (mc, nc, kc) = columns["winograd"], _block_sizes(p, bounds)
         # Plain numbers unless some configuration uses Winograd; then columns.
         rows: Any = p.m
         depth: Any = p.k
@@ -163,39 +162,39 @@ class _Tile:
 
     @functools.cached_property
     def fill(self) -> tuple[Any, Any]:
-        """Share of the register tiles, along rows and columns, that is not padding."""
+        """Return the shares of register tiles, along rows and along columns, that are not padding."""
         return _fill_ratio(self.rows, self.mr), _fill_ratio(self.columns, self.nr)
 
     @functools.cached_property
     def blocks(self) -> tuple[Any, Any, Any]:
-        """Number of blocks along rows, columns and depth."""
+        """Return the number of blocks along rows, columns and depth."""
         return np.ceil(self.rows / self.mc), np.ceil(self.columns / self.nc), np.ceil(self.depth / self.kc)
 
     @functools.cached_property
     def total_bytes(self) -> tuple[Any, Any, Any]:
-        """Bytes of both operands and of the result."""
+        """Return the bytes of operand A, operand B and the result."""
         a, b = self.rows * self.depth * self.size, self.depth * self.columns * self.size
         return a * self.passes, b * self.passes, self.rows * self.columns * 4.0 * self.passes
 
     @functools.cached_property
     def seconds(self) -> Any:
-        """Time to multiply on one thread, padding included; an integer product is four times as fast."""
+        """Estimate the time in seconds of the multiplications on one thread, padding included."""
         products = self.passes * self.rows * self.columns * self.depth / (self.fill[0] * self.fill[1])
         return 2 * products / (self.machine.flops * (1.0 if self.size == 4 else 4.0))
 
     def relative_time(self, bytes_moved: Any, working_set: Any) -> Any:
-        """Time to move bytes of a working set (in bytes), relative to the time to multiply."""
+        """Return the time to move `bytes_moved` from a working set (bytes), over the multiplication time."""
         return bytes_moved / (self.machine.bandwidth(working_set) * self.seconds)
 
     @functools.cached_property
     def packing(self) -> tuple[Any, Any]:
-        """Time to pack A and B, relative to the time to multiply."""
+        """Return the times to pack A and to pack B, over the multiplication time."""
         a, b, _ = self.total_bytes
         return self.pack_a * self.relative_time(2 * a * self.blocks[1], a), self.pack_b * self.relative_time(2 * b, b)
 
 
 def _kernel_features(p: MatrixProduct, t: _Tile) -> list[Any]:
-    """Describe the kernel: log sizes, smallness of each dimension and flags."""
+    """Return features of the kernel: log sizes, smallness of each dimension, and flags."""
     return [
         *(np.log2(x) for x in (p.m, p.n, p.k, p.m * p.n * p.k, p.batch)), *_smallness(p),
         p.a_transposed, p.b_transposed, p.epilogue_reads, p.slow_epilogue,
@@ -204,7 +203,7 @@ def _kernel_features(p: MatrixProduct, t: _Tile) -> list[Any]:
 
 
 def kernel_group(config: Floats) -> int:
-    """Return the kind of a kernel from its scaled features: a scaled flag is above zero if it is set."""
+    """Return the group of a kernel, from its scaled features: 0 float product, 1 int8 product, 2 convolution."""
     return 2 if config[0, _IS_CONVOLUTION] > 0 else 1 if config[0, _IS_INT8] > 0 else 0
 
 
@@ -214,7 +213,7 @@ def _smallness(p: MatrixProduct) -> list[float]:
 
 
 def _register_features(p: MatrixProduct, t: _Tile) -> list[Any]:
-    """Describe the register tile: its shape in vectors, registers used, and padding along rows and columns."""
+    """Return features of the register tile: shape in vectors, registers used, padding per axis."""
     lanes = t.machine.lanes if t.size == 4 else 16.0
     vectors = t.nr / lanes
     accumulators = t.mr * vectors
@@ -226,7 +225,7 @@ def _register_features(p: MatrixProduct, t: _Tile) -> list[Any]:
 
 
 def _cache_features(t: _Tile) -> list[Any]:
-    """Describe the blocks: their number, and the bytes of each strip, block and operand relative to each cache."""
+    """Return features of the blocks: their number, and the bytes of each strip and block over each cache's."""
     machine, size = t.machine, t.size
     # BLIS's micro-panels: a strip of B and a sliver of A stay in L1 during the inner loop.
     strip, sliver = t.kc * t.nr * size, t.mr * t.kc * size
@@ -241,7 +240,7 @@ def _cache_features(t: _Tile) -> list[Any]:
 
 
 def _traffic_features(p: MatrixProduct, t: _Tile) -> list[Any]:
-    """Relate the time of each loop's reads and writes, and of packing, to the time to multiply."""
+    """Return the time of each loop's memory traffic, and of packing, over the multiplication time."""
     # A is read once per column block, B once per row block, C once per depth block.
     (a, b, c), (down, across, deep) = t.total_bytes, t.blocks
     inner = t.passes * t.rows * t.columns * t.depth * t.size * (1 / t.mr + 1 / t.nr)
@@ -258,7 +257,7 @@ def _traffic_features(p: MatrixProduct, t: _Tile) -> list[Any]:
 
 
 def _unpacked_features(p: MatrixProduct, t: _Tile) -> list[Any]:
-    """Describe operands that are read in place: rows whole pages apart share cache sets and TLB entries."""
+    """Return features of operands that are read in place; rows whole pages apart conflict in caches and the TLB."""
     a, b = 1 - t.pack_a, 1 - t.pack_b
     stride_a, stride_b = (p.m if p.a_transposed else p.k) * t.size, (p.k if p.b_transposed else p.n) * t.size
     # Pages touched by one pass over the depth, relative to L2.
@@ -271,7 +270,7 @@ def _unpacked_features(p: MatrixProduct, t: _Tile) -> list[Any]:
 
 
 def _thread_features(p: MatrixProduct, t: _Tile, threads: Column) -> list[Any]:
-    """Describe how evenly threads share the work, and the packing that every task repeats."""
+    """Return features of the threads: how evenly they share the work, and packing that each task repeats."""
     tm, tn = t.grid
     if p.convolution:
         # A convolution is divided into images, row blocks and column shares; a product into a grid.
@@ -292,7 +291,7 @@ def _thread_features(p: MatrixProduct, t: _Tile, threads: Column) -> list[Any]:
 
 
 def _default_features(p: MatrixProduct, default: Column, threads: Column) -> list[Any]:
-    """Mark the default configuration by kind and shape: for some shapes it runs a kernel without tiles."""
+    """Return flags of the default configuration by kind and shape, where it runs a kernel without tiles."""
     product = 0.0 if p.convolution or p.element_bytes == 1 else 1.0
     kinds = (p.a_transposed, p.b_transposed)
     return [
@@ -315,16 +314,16 @@ class _CpuMachine:
 
     @classmethod
     def from_columns(cls, values: Sequence[float]) -> _CpuMachine:
-        """Read the machine columns of one configuration: all configurations of a kernel ran on one machine."""
+        """Build from the machine columns of one configuration; they are equal in all of a kernel's."""
         return _cpu_machine(*(max(0.0, x) for x in values))
 
     @functools.cached_property
     def _bandwidth_curve(self) -> tuple[Column, Column]:
-        """Return log2 of working-set sizes and log2 of the bandwidth at each; `bandwidth` interpolates."""
+        """Return log2 of working-set sizes and log2 of the bandwidth at each, for interpolation."""
         return np.log2([self.l1, self.l2, 2 * self.l3, 16 * self.l3]), np.log2(self.rates)
 
     def bandwidth(self, working_set: Any) -> Any:
-        """Return bytes per second when reading a working set of this many bytes; levels blend into each other."""
+        """Return the bytes per second at which a working set of this many bytes is read, interpolated."""
         return np.exp2(np.interp(np.log2(np.maximum(working_set, 1.0)), *self._bandwidth_curve))
 
 
@@ -332,7 +331,10 @@ class _CpuMachine:
 def _cpu_machine(
     lanes: float, registers: float, l1: float, l2: float, l3: float, mflops: float, *mbs: float
 ) -> _CpuMachine:
-    """Convert the machine columns, in the order and units of `INPUT_COLUMNS`; estimates replace zeros (unknown)."""
+    """Build a machine from its columns, in the order and units of `INPUT_COLUMNS`.
+
+    Estimates replace zeros (unknown).
+    """
     lanes = lanes or 8.0
     flops = (mflops or _MFLOPS_PER_LANE * min(lanes, 16.0)) * 1e6
     rates = tuple((mb or share * flops / 1e6) * 1e6 for mb, share in zip(mbs, _BYTES_PER_FLOP, strict=True))
@@ -340,8 +342,8 @@ def _cpu_machine(
     return _CpuMachine(lanes=lanes, registers=registers or 16.0, l1=l1, l2=l2, l3=max(l3, l2), flops=flops, rates=rates)
 
 
-def _blocks(p: MatrixProduct, bounds: Column) -> tuple[Any, Any, Any]:
-    """Return rows, columns and depth of a block from the bounds columns (24, C)."""
+def _block_sizes(p: MatrixProduct, bounds: Column) -> tuple[Any, Any, Any]:
+    """Return the size of a block in rows, columns and depth, each (C,), from the tile columns (24, C)."""
     if p.convolution:
         rows = np.maximum(bounds[_OUTPUT + 2] * np.maximum(bounds[_OUTPUT + 3], 1), 1)
         return rows, np.maximum(bounds[_OUTPUT + 1], 1), p.k
@@ -354,7 +356,7 @@ def _blocks(p: MatrixProduct, bounds: Column) -> tuple[Any, Any, Any]:
 
 
 def _fill_ratio(size: Any, step: Any) -> Any:
-    """Return size over size rounded up to a multiple of step."""
+    """Return size / (size rounded up to a multiple of step), the share that is not padding."""
     return size / (np.ceil(size / step) * step)
 
 
@@ -374,7 +376,7 @@ class CpuFeatures:
 
     @classmethod
     def fit(cls, split: Split) -> CpuFeatures:
-        """Find the input columns by name, and fit centre and scale of every feature."""
+        """Locate the input columns in a split's schema by name, and fit mean and scale of every feature."""
         if not len(split):
             raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
         names = list(split.schema.config_features)
@@ -388,7 +390,7 @@ class CpuFeatures:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> CpuFeatures:
-        """Rebuild the preparation from a model file; every table is checked."""
+        """Rebuild the preparation from a model file's arrays, each of which is checked."""
         try:
             restored = cls(*(tensors[name] for name in ("columns", "width", "centre", "scale")))
             columns, width = restored.columns.astype(np.int64), int(restored.width[0])
@@ -419,7 +421,7 @@ class CpuFeatures:
         return self._scaled(kernel, rows, np.zeros(N_FEATURES, np.float32), np.ones(N_FEATURES, np.float32), np.inf)
 
     def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs:
-        """Compute the inputs of a kernel; the model reads no node features, so there is one zero column."""
+        """Compute a kernel's model inputs for all configurations or `rows`; there are no node features."""
         scaled = self._scaled(kernel, rows, self.centre, self.scale, _MAX_DEVIATIONS)
         node = np.zeros((kernel.n_nodes, 1), np.float32)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), scaled.T)

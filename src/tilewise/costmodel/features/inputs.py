@@ -49,7 +49,7 @@ class Preparation(Protocol):
 
 
 def preparation_class(kind: Any) -> Any:
-    """Return the feature preparation class that a model file names; None if there is none of that name."""
+    """Return the class of feature preparation with this `kind`, or None if there is none."""
     if not isinstance(kind, str) or kind not in _PREPARATIONS:
         return None
     module, name = _PREPARATIONS[kind].split(":")

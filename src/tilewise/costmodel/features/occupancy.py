@@ -52,24 +52,24 @@ class Gpu:
     stages: int  # index of the column
 
     def to_array(self) -> Numbers:
-        """Return the fields as a model file stores them, followed by the version of the features."""
+        """Return the fields as one array, with the version of the features last, for a model file."""
         return np.array([self.multiprocessors, self.shared_bytes, self.warps, self.stages, _LOAD_DETAIL])
 
     @classmethod
     def from_array(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
-        """Undo `to_array`; None for an empty array or another version of the features."""
+        """Rebuild from the array of `to_array`; None if it is empty or of another version of the features."""
         if len(numbers) != 5 or numbers[4] != _LOAD_DETAIL:
             return None
         return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]))
 
 
 def is_product(kernel: Kernel) -> bool:
-    """Tell whether the kernel multiplies matrices or convolves, rather than reducing."""
+    """Tell whether a kernel is a matrix product or convolution, in contrast to a reduction."""
     return any((kernel.node_opcode == opcode).any() for opcode in _PRODUCTS)
 
 
 def element_bytes(kernel: Kernel) -> float:
-    """Return the element size of the first node: a product's operand, or a reduction's accumulator type."""
+    """Return the bytes per element of the kernel's first node: an operand, or a reduction's accumulator."""
     return float(_BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])])
 
 
@@ -139,7 +139,10 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
 
 
 def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numbers) -> Numbers:
-    """Return the blocks that a multiprocessor runs at once: the least that shared memory, warps and registers allow."""
+    """Return how many blocks fit on a multiprocessor at once, limited by shared memory, warps and registers.
+
+    `staged` are a block's bytes of shared memory, `per_thread` its registers per thread.
+    """
     by_memory, by_warps = np.floor(gpu.shared_bytes / staged), np.floor(SM_90.max_warps / warps)
     block_registers = (per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps
     by_registers = np.floor(SM_90.registers_per_multiprocessor / block_registers)
@@ -148,7 +151,7 @@ def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numb
 
 
 def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: list[float], element: float) -> Numbers:
-    """Return a product's bytes of shared memory: one tile of each operand per stage that is copied ahead."""
+    """Return a product's shared memory per block in bytes: a tile of each operand for every pipeline stage."""
     first, second = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
     stages = np.maximum(config[:, gpu.stages], 1)
     if min(load_bytes[1:]) >= _MIN_ASYNC_COPY_BYTES:
@@ -159,7 +162,7 @@ def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: list[float], e
 
 
 def _contiguous_dimensions(kernel: Kernel, tensors: list[list[float]]) -> list[int]:
-    """Return the contiguous dimension of the root and of both operands."""
+    """Return which dimension of the root and of each operand is contiguous in memory."""
     contiguous = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
     # An operand that is a parameter, or has a parameter's shape, also has that parameter's layout.
     for operand, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
@@ -170,18 +173,18 @@ def _contiguous_dimensions(kernel: Kernel, tensors: list[list[float]]) -> list[i
 
 
 def _row_alignment(row_bytes: float) -> int:
-    """Largest power of two, up to a cache line, that divides the start of every row of this length."""
+    """Return the alignment in bytes, at most a cache line, of all rows of a matrix with this row length."""
     whole = int(row_bytes)
     return min(whole & -whole, _LINE_BYTES) if whole else _LINE_BYTES
 
 
 def _load_width(row_elements: int, element: float) -> float:
-    """Widest load in bytes that is aligned at the start of every row of this length."""
+    """Return the widest vector load in bytes that is aligned at every row of this many elements."""
     return float(min((row_elements & -row_elements) * element, _MAX_LOAD_BYTES)) if row_elements else _MAX_LOAD_BYTES
 
 
 def _tile_count(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
-    """Count the tiles that cover a tensor; a dimension that either lacks counts as one tile."""
+    """Count the tiles that cover a tensor; a missing dimension counts as one tile."""
     count: Numbers = np.ones(len(tile), tile.dtype)
     for dimension, length in enumerate(size.tolist()):
         if length > 0:
@@ -192,7 +195,7 @@ def _tile_count(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
 
 
 def _loop_steps(second: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """Count the steps of a program's loop: tiles along the second operand's last but one dimension."""
+    """Count the iterations of a program's main loop, over tiles of the contraction dimension."""
     dimension = max(int((second > 0).sum()) - 2, 0)
     extent = np.maximum(config[:, _KERNEL][:, dimension], 1.0)
     steps: Numbers = np.ceil(max(float(second[dimension]), 1.0) / extent)

@@ -57,7 +57,10 @@ MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Return the size slots: six each of root, heaviest operation and its two operands, then window and stride."""
+    """Return the sizes that features refer to: six each of root, heaviest operation and its operands.
+
+    Window and stride.
+    """
     feat = kernel.node_feat
     # A graph without a marked root ends with its root.
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
@@ -73,7 +76,7 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
 
 
 def heaviest_node(kernel: Kernel, root: int = -1) -> int:
-    """Return the contraction or reduction with the most work; without one, the root (by default the last node)."""
+    """Return the index of the product, convolution or reduction with the most work; else the root."""
     candidates = _IS_HEAVY[kernel.node_opcode].nonzero()[0].tolist()
     if len(candidates) > 1:
         return max(candidates, key=lambda node: _work(kernel, node))
@@ -81,9 +84,9 @@ def heaviest_node(kernel: Kernel, root: int = -1) -> int:
 
 
 def _work(kernel: Kernel, node: int) -> tuple[float, float, int]:
-    """Return log2 of the work of an operation, then its volume and its kind, to decide between equal work.
+    """Return a sort key for the work of an operation: log2 of its multiply-adds, then of its volume, then its kind.
 
-    For a product of (M, K) and (K, N) the work is sqrt(MK * KN * MN) = MNK; for a reduction it is its operand.
+    For a product of (M, K) and (K, N) the work is sqrt(MK · KN · MN) = MNK; for a reduction it is its operand's size.
     """
     operands = kernel.edge_index[kernel.edge_index[:, 0] == node, 1][:2]
     shapes = np.maximum(kernel.node_feat[[node, *operands.tolist()], _SHAPE].astype(np.float64), 1)
@@ -93,8 +96,8 @@ def _work(kernel: Kernel, node: int) -> tuple[float, float, int]:
     return round(float(work), 6), float(volumes[0]), -kind
 
 
-def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Return logarithms of the graph's counts and volumes, and its number of parameters."""
+def _graph_summary(kernel: Kernel) -> npt.NDArray[np.float64]:
+    """Return graph features: logs of node, edge and element counts, and the number of parameters."""
     volume = np.maximum(kernel.node_feat[:, _SHAPE].astype(np.float64), 1).prod(axis=1)
     parameters = volume[kernel.node_opcode == OPCODE_NUMBER["parameter"]]
     counts = kernel.n_nodes, len(kernel.edge_index), parameters.sum(), volume.max(), volume.sum(), len(parameters)
@@ -112,11 +115,7 @@ def signed_log(x: npt.ArrayLike) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class RankerFeatures:
-    """TileRanker's fitted preparation.
-
-    Node inputs are logarithms. Configuration inputs are [logarithms, steps, tile counts, padding] and, on a GPU,
-    [occupancy].
-    """
+    """Fitted preparation of TileRanker's inputs: which features it computes and how they are scaled."""
 
     kind: ClassVar[str] = "ranker"
     node_columns: npt.NDArray[np.int64]  # indices of the node columns that vary
@@ -139,14 +138,14 @@ class RankerFeatures:
 
     @classmethod
     def fit(cls, split: Split) -> RankerFeatures:
-        """Select columns, thresholds and (column, size) pairs on a sample of the split, then fit means and scales."""
+        """Select features on a sample of a split, then fit the mean and scale of each."""
         from tilewise.costmodel.features.ranker_fit import fit_ranker
 
         return fit_ranker(split)
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> RankerFeatures:
-        """Rebuild the preparation from a model file; only GPU models have a GPU, and only TPU models tile features."""
+        """Rebuild the preparation from a model file; tables that only some devices need may be missing."""
         defaults = {"gpu": np.zeros(0), "tile_columns": NO_TILES}
         tables: dict[str, Any] = {**defaults, **tensors}
         stored = {name: _STORED_NAMES.get(name, name) for name in _table_names()}
@@ -180,12 +179,12 @@ class RankerFeatures:
         node_feat = _with_constants(kernel.node_feat, self.node_low, self.node_high)
         familiar = kernel if node_feat is kernel.node_feat else dataclasses.replace(kernel, node_feat=node_feat)
         sizes = kernel_sizes(familiar)
-        kernel_wide = _scaled(self.raw_global(familiar, sizes, reading), self.global_centre, self.global_scale)
+        kernel_wide = _standardize(self.raw_global(familiar, sizes, reading), self.global_centre, self.global_scale)
         raw_config = self.raw_config(kernel, sizes, config, reading)
-        own = _scaled(raw_config, self.config_centre[:, None], self.config_scale[:, None])
+        own = _standardize(raw_config, self.config_centre[:, None], self.config_scale[:, None])
         # The table is (features, C), so that one feature is contiguous in memory.
         table = np.concatenate([np.broadcast_to(kernel_wide[:, None], (self.global_width, len(config))), own])
-        node = _scaled(signed_log(node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
+        node = _standardize(signed_log(node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
@@ -193,7 +192,7 @@ class RankerFeatures:
         return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in names}
 
     def reading(self, kernel: Kernel) -> TileReading | None:
-        """Return the tensors that the kernel's tile bounds refer to; None if the collection is not a TPU's."""
+        """Return the tensors that a TPU kernel's tile bounds refer to; None in other collections."""
         if not len(self.tile_columns):
             return None
         from tilewise.costmodel.data.tpu_tiles import read_tiles
@@ -210,7 +209,7 @@ class RankerFeatures:
             tiles, heavy = tile_kernel_features(reading, kernel.node_feat), reading.node
         else:
             tiles, heavy = signed_log(sizes[self.sizes]), heaviest_node(kernel)
-        return np.concatenate([tiles, _summary(kernel), kernel.node_feat[heavy, _TYPES]])
+        return np.concatenate([tiles, _graph_summary(kernel), kernel.node_feat[heavy, _TYPES]])
 
     def raw_config(
         self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: npt.NDArray[Any], reading: TileReading | None
@@ -235,14 +234,14 @@ def _table_names() -> list[str]:
 
 
 def _tile_features(tile: Floats, size: npt.NDArray[np.float64]) -> list[Floats]:
-    """Return log2 of the number of tiles that cover a size, and log2 of padded over real size: each (C,)."""
+    """Return log2 of the number of tiles that cover `size`, and of its padding ratio: two arrays (C,)."""
     tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
     count = np.ceil(size / tile)
     return [np.log2(count), np.log2(np.minimum(tile * count / size, np.float32(MAX_PADDING)))]
 
 
 def _with_constants(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.NDArray[Any]:
-    """Reset columns that were constant in the train split to that constant: the model learned nothing about others."""
+    """Set columns that were constant in training (low = high) to that constant, as the model knows no other value."""
     constant = np.flatnonzero(low == high)
     if (values[:, constant] == low[constant]).all():
         return values
@@ -251,7 +250,7 @@ def _with_constants(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.
     return values
 
 
-def _scaled(raw: npt.NDArray[Any], centre: Floats, scale: Floats) -> Floats:
-    """Centre, scale and clip, so that a kernel unlike the train split has bounded inputs."""
+def _standardize(raw: npt.NDArray[Any], centre: Floats, scale: Floats) -> Floats:
+    """Return clip((raw - centre) · scale), so that a kernel unlike the training data has bounded inputs."""
     scaled: Floats = (raw.astype(np.float32) - centre) * scale
     return np.clip(scaled, -_MAX_DEVIATIONS, _MAX_DEVIATIONS)

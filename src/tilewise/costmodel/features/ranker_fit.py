@@ -93,7 +93,7 @@ def fit_ranker(split: Split) -> RankerFeatures:
 
 
 def prior(features: RankerFeatures) -> tuple[int, float]:
-    """Return the input column of the estimated runtime, and the factor that makes it a natural logarithm."""
+    """Return the input column of TPU kernels' estimated runtime and its factor to natural log; (-1, 0) without one."""
     if TILE_FEATURE_COUNT - 1 not in features.tile_columns:
         return -1, 0.0
     # The estimate is the last of all tile features.
@@ -102,7 +102,7 @@ def prior(features: RankerFeatures) -> tuple[int, float]:
 
 
 def check_configs_differ(preparation: Preparation) -> None:
-    """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
+    """Raise if the selected features are equal for all configurations, so that none can be ranked."""
     # Kernel-wide columns are equal in all configurations of a kernel.
     if preparation.config_width <= getattr(preparation, "global_width", 0):
         raise ConfigurationError(
@@ -111,14 +111,14 @@ def check_configs_differ(preparation: Preparation) -> None:
 
 
 def useful_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Select the configuration columns that vary, without sums and products whose parts are columns too."""
+    """Return the columns of `config` that vary and are not the sum or product of other columns."""
     all_names = set(names)
     derived = [bool(DERIVED.search(name)) and DERIVED.sub("_0", name) in all_names for name in names]
     return np.flatnonzero((config.max(axis=0) > config.min(axis=0)) & ~np.array(derived))
 
 
 def distinct_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Select the size slots that vary, without those that always equal an earlier one."""
+    """Return the columns of `sizes` (kernels, slots) that vary and do not repeat an earlier one."""
     varying = [s for s in range(sizes.shape[1]) if sizes[:, s].max() > sizes[:, s].min()]
     distinct: list[int] = []
     for slot in varying:
@@ -128,7 +128,7 @@ def distinct_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Choose the thresholds of each column: all of its values if they are few, else quantiles."""
+    """Choose thresholds for each column: all of its values if there are few of them, else quantiles."""
     steps = []
     for column in columns:
         values = np.unique(config[:, column])
@@ -143,7 +143,7 @@ def fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.N
 
 
 def subsample(configs: Configs, logs: LogRuntimes | None) -> tuple[Configs, LogRuntimes | None]:
-    """Take every n-th row, so that selecting pairs takes a fraction of a second on any collection; centre the logs."""
+    """Keep every n-th configuration, to bound the time of selecting pairs, and centre each kernel's log runtimes."""
     step = -(-sum(len(c) for c in configs) // _ROWS_FOR_PAIRS)
     return [c[::step] for c in configs], None if logs is None else [_centre(log[::step]) for log in logs]
 
@@ -155,10 +155,10 @@ def fit_pairs(
     logs: LogRuntimes | None,
     sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    """Select the (column, slot) pairs whose tile count and padding explain most of the runtime, whatever their names.
+    """Select the (tile column, size) pairs whose tile count and padding explain most of the variance of log runtime.
 
-    Columns that look like flags (values below 4, or fractions) get no pairs. All pairs compete, but every tile
-    column keeps at least its best few.
+    Columns that look like flags (values below 4, or fractions) get no pairs. All pairs compete, but every tile column
+    keeps at least its best few.
     """
     tiles = tile_columns(columns, np.concatenate(configs))
     if not len(tiles) or not len(slots):
@@ -183,10 +183,10 @@ def _explained_by_slots(
     sizes: npt.NDArray[np.float64],
     logs: LogRuntimes | None,
 ) -> list[float]:
-    """Return, for each slot, the share of log runtime that tile count and padding explain beyond the column itself.
+    """Return, for each size, how much of log runtime tile count and padding explain beyond the column itself: 0 to 1.
 
     Everything is centred per kernel, because only differences within a kernel matter. Without runtimes the measure is
-    how often the column divides the slot.
+    how often the column divides the size.
     """
     tile = np.concatenate([np.maximum(np.abs(c[:, column]), 1.0) for c in configs])
     kernel = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
@@ -220,20 +220,20 @@ def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw a kernel's rows for fitting: its share, but at least `_MIN_ROWS_PER_KERNEL`."""
+    """Draw a kernel's configurations for fitting: `share` of `count`, but at least `_MIN_ROWS_PER_KERNEL`."""
     limit = max(_MIN_ROWS_PER_KERNEL, share)
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
 def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return each column's mean and the inverse of its deviation; 0 for a constant column."""
+    """Return each column's mean and 1 / standard deviation (0 for a constant column)."""
     deviation = raw.std(axis=0, dtype=np.float64)
     factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
     return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
 
 
 def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Select the node columns that vary and are not sums or products; return them with mean and inverse deviation."""
+    """Select node columns that vary and are not sums or products; return them with means and inverse deviations."""
     rows = np.concatenate([k.node_feat for k in kernels])
     basic = np.array([not DERIVED.search(name) for name in NODE_FEATURES])
     columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
@@ -241,7 +241,7 @@ def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats
 
 
 def gpu_of(schema: Schema) -> Gpu | None:
-    """Read device and columns from a collection's schema; None if it is not a GPU collection."""
+    """Read the GPU's limits and tile columns from a collection's schema; None if it is not a GPU collection."""
     names = schema.config_features
     if names[: len(TILE_FEATURES)] != TILE_FEATURES or not {"warps", "stages"} <= set(names):
         return None

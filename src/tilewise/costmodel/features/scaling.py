@@ -37,7 +37,7 @@ class MinMax:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> MinMax:
-        """Rebuild the scaling from the tensors of a model file."""
+        """Rebuild the scaling from the arrays of a model file."""
         # Only the presence of the ranges is checked here; widths are compared with each kernel.
         names = ("node_low", "node_high", "config_low", "config_high")
         if any(name not in tensors or tensors[name].ndim != 1 for name in names):
@@ -75,7 +75,7 @@ class MinMax:
 
 
 def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return the minimum and maximum of each column, reading a block of rows at a time to bound memory use."""
+    """Return each column's minimum and maximum, computed by blocks of rows to bound memory use."""
     # A split may be a memory map that is larger than memory.
     blocks = [column[start : start + _BLOCK_ROWS] for start in range(0, len(column), _BLOCK_ROWS)]
     low = np.min([block.min(axis=0) for block in blocks], axis=0)

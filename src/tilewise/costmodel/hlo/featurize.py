@@ -154,7 +154,7 @@ def _edges(module: Any) -> npt.NDArray[np.int64]:
 
 
 def _number_nodes(module: Any) -> tuple[list[dict[int, int]], dict[int, int]]:
-    """Return the row of each instruction by id, for each computation, and the row of each computation's root by id."""
+    """Number a module's instructions: return each one's row by id, per computation, and each root's row."""
     rows_by_id: list[dict[int, int]] = []
     roots: dict[int, int] = {}
     row = 0
@@ -176,7 +176,10 @@ def _number_nodes(module: Any) -> tuple[list[dict[int, int]], dict[int, int]]:
 
 
 def _look_up(table: dict[int, int], key: int, what: str, instruction: Any) -> int:
-    """Return the row of an operand or called computation; raise `FileFormatError` if it does not exist."""
+    """Return the row of id `key` in `table`.
+
+    Raise `FileFormatError`, naming `what` it is for `instruction`, if missing.
+    """
     if key not in table:
         raise FileFormatError(
             f"The HLO module's {instruction.opcode or 'unnamed'} instruction {instruction.id} refers to {what} {key}, "
@@ -215,7 +218,7 @@ def _jax() -> Any:
 
 
 def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Import ``module:function`` and return the function with its example arguments, ``function_args``."""
+    """Import ``module:function`` and return the function and its example arguments, `function_args` of the module."""
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name.isidentifier():
         raise ConfigurationError(f"{target!r} does not name a function; write package.module:function.")

@@ -107,7 +107,7 @@ class GraphBuilder:
         return self.add("broadcast", shape, x.dtype, x, dimensions=dimensions)
 
     def full(self, shape: Sequence[int], dtype: str) -> HloNode:
-        """Add a constant that is broadcast to `shape`."""
+        """Add a scalar constant broadcast to `shape`."""
         return self.broadcast(self.constant(dtype), shape)
 
     def convert(self, x: HloNode, dtype: str) -> HloNode:
@@ -147,7 +147,7 @@ class GraphBuilder:
         return node
 
     def build(self) -> KernelGraph:
-        """Return the graph's arrays; called computations come first, in the order of their callers."""
+        """Return the arrays of the graph; the nodes of called computations come before all others."""
         subcomputations = [node.calls for node in self.nodes if node.calls is not None]
         computations = [*subcomputations, tuple(self.nodes)]
         # Edges refer to rows, so rows are numbered first.
@@ -164,7 +164,7 @@ class GraphBuilder:
 
 
 def _sources(node: HloNode) -> tuple[HloNode, ...]:
-    """Return the operands of a node and the root of the computation it calls."""
+    """Return a node's operands, and the root of the computation that it calls if it calls one."""
     return node.operands if node.calls is None else (*node.operands, node.calls[-1])
 
 
@@ -173,7 +173,7 @@ def _numbered_columns(stem: str, values: Sequence[int] | range) -> dict[str, int
 
 
 def _row(node: HloNode, is_root: bool) -> list[int]:
-    """Return the 140 features of a node as integers; they are converted to float32 once, at the end."""
+    """Return the 140 features of a node as integers, which are converted to float32 at the end."""
     row = _EMPTY_ROW.copy()
     row[NODE_COLUMN["is_root"]] = int(is_root)
     row[NODE_COLUMN[f"shape_element_type_is_{node.dtype}"]] = 1
@@ -187,7 +187,7 @@ def _row(node: HloNode, is_root: bool) -> list[int]:
 
 
 def _set_list(row: list[int], stem: str, values: Sequence[int]) -> None:
-    """Write a list, its sum and its product to the columns that begin with `stem`."""
+    """Write a list, its sum and its product to the columns of `row` whose names begin with `stem`."""
     first = NODE_COLUMN[f"{stem}_0"]
     row[first : first + DIMENSIONS + 2] = sequence_features(values, DIMENSIONS)
 
@@ -212,5 +212,5 @@ def pad_sequence(values: Iterable[int], width: int) -> list[int]:
 
 
 def _wrap(value: int) -> int:
-    """Wrap a number to a signed 64-bit integer."""
+    """Wrap an integer to 64 bits, signed, as overflowing C arithmetic does."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -79,9 +79,11 @@ def conv_graph(
 
 
 def add_epilogue(g: GraphBuilder, out: HloNode, epilogue: str, element: str, channel: int) -> HloNode:
-    """Add the bias along dimension `channel`, residual and activation that `epilogue` names, and the final rounding.
+    """Add the operations that `epilogue` names, such as "bias_relu", and the conversion to dtype `element`.
 
-    `epilogue` joins names by underscores, such as "bias_relu"; unknown names are ignored.
+    Return the result.
+
+    Names are joined by underscores; unknown ones are ignored. The bias is along dimension `channel`.
     """
     # In the order of the kernels: everything in float32, and one rounding at the end.
     words = epilogue.split("_")
@@ -181,7 +183,7 @@ def attention_graph(
 
 
 def _repeat_heads(g: GraphBuilder, x: HloNode, shared: int, heads: int) -> HloNode:
-    """Repeat each key or value head for the `shared` query heads that use it."""
+    """Repeat each key or value head of `x` for the `shared` query heads that use it."""
     if not shared:
         return x
     batch, kv_heads, keys, head = x.shape

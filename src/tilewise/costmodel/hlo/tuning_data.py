@@ -50,7 +50,7 @@ class TuningData:
 
 
 def read_tuning_data(path: Path) -> TuningData:
-    """Read the kernels measured in the file `path`; they are named ``<file>_<hash>``, repeats with a number."""
+    """Read the measured kernels of an autotuner's file; they are named ``<file>_<hash>``."""
     modules = _parse_file(path, "TuningData").modules
     kernels: list[Kernel] = []
     skipped: list[str] = []
@@ -72,7 +72,7 @@ def read_tuning_data(path: Path) -> TuningData:
 
 
 def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
-    """Write every kernel of the tuning file `path` as ``<program>_<hash>.npz`` into `out_dir`, or its layout graph."""
+    """Convert an autotuner's file to npz files in `out_dir`, one per kernel, or to one layout graph."""
     file = _parse_file(path, "TuningFile")
     if file.runs:
         from tilewise.costmodel.layout.graph import write_graph
@@ -131,7 +131,7 @@ def _build_layout_graph(file: Any, path: Path) -> LayoutGraph:
 
 
 def _usable_runs(module: Any) -> tuple[list[Any], str]:
-    """Return the valid runs of a module, and "" or the reason why they cannot be used."""
+    """Return (runs with a valid result, ""), or ([], reason) if a module has none."""
     runs = [run for run in module.runs if not run.has_error and run.execution_profile.compute_time_ns > 1]
     if not runs:
         return runs, "it has no valid run"

@@ -121,7 +121,7 @@ def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
 
 
 def _convert(path: Path, shape: tuple[int, ...], folder: Path) -> None:
-    """Write the configurations of an npz file as a flat file; refuse one that is too large for the disk."""
+    """Write the configurations of an npz file to a flat file in `folder`; raise if the disk is too small."""
     size, free = math.prod(shape), shutil.disk_usage(folder).free
     if size > MAX_CONVERTED_BYTES:
         raise FileFormatError(
@@ -142,7 +142,7 @@ def _convert(path: Path, shape: tuple[int, ...], folder: Path) -> None:
 def _check_arrays(
     node_feat: Array, node_opcode: Array, edge_index: Array, config_ids: Array, config_runtime: Array, *, where: str
 ) -> dict[str, Any]:
-    """Check all arrays but the configurations; return them under the field names of `LayoutGraph`."""
+    """Check a layout graph's arrays except configurations; return them by field name of `LayoutGraph`."""
     arrays = check_graph(node_feat, node_opcode, edge_index, config_runtime, where)
     n, n_configurable = len(arrays["node_opcode"]), len(np.atleast_1d(config_ids))
     if not 1 <= n_configurable <= n:

@@ -33,11 +33,11 @@ class LayoutModel(nn.Module):
     """Interface of the layout models: encode each segment, add the encodings, score the sum."""
 
     def encode(self, segment: GraphSegment, config: Tensor) -> Tensor:
-        """Encode a segment under K configurations (K, p, 18) as (K, E)."""
+        """Encode a segment under K configurations (K, p, 18) of its p configurable nodes: (K, E)."""
         raise NotImplementedError
 
     def score(self, pooled: Tensor) -> Tensor:
-        """Score the sums over segments (K, E) as (K,)."""
+        """Score K encodings summed over all segments of a graph, (K, E), as (K,); lower is faster."""
         raise NotImplementedError
 
     @property
@@ -60,7 +60,7 @@ class LayoutSAGE(LayoutModel):
         self.head = Stack(hidden, (hidden, 1), "leaky_relu")
 
     def encode(self, segment: GraphSegment, config: Tensor) -> Tensor:
-        """Encode a segment as its mean over nodes."""
+        """Return the mean over the segment's nodes of their final features: (K, E)."""
         nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
         x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
         config_encoding = self.configs(config.float() / DIMENSIONS).transpose(0, 1)  # (p, K, H)
@@ -90,7 +90,7 @@ class LayoutMPNN(LayoutModel):
         self.head = Stack(2 * hidden, (hidden, 1), "gelu")
 
     def encode(self, segment: GraphSegment, config: Tensor) -> Tensor:
-        """Encode a segment as its mean over nodes and its mean weighted by the nodes' elements."""
+        """Return the plain mean over nodes and the mean weighted by the nodes' element counts: (K, E)."""
         nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
         x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
         config_nodes = self.tensor(segment.config_nodes)
@@ -109,7 +109,7 @@ class LayoutMPNN(LayoutModel):
 
 
 def _config_features(config: Tensor, sizes: Tensor) -> Tensor:
-    """Encode layouts as (K, p, 126 + 6): one-hot numbers, and the logarithms of the sizes in the output's order."""
+    """Encode layouts (K, p, 18) as one-hot digits and log sizes in layout order: (K, p, 132)."""
     layout = config.long().clamp(-1, DIMENSIONS - 1)
     categories = functional.one_hot(layout + 1, _CATEGORIES).flatten(2).float()
     # The first six numbers are the output's dimensions from minor to major.
@@ -133,7 +133,7 @@ def _directed_means(segment: GraphSegment, device: str) -> tuple[SparseMatrix, S
 
 
 def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) -> SparseMatrix:
-    """Return the matrix whose product with node features is the mean over `columns` for each of `rows`."""
+    """Return the matrix that averages node features over `columns` for each of `rows` (edge ends): (s, s)."""
     shape = len(segment.node), len(segment.node)
     # Every entry of a row is one over the number of entries in that row.
     values = 1.0 / np.maximum(np.bincount(rows, minlength=len(segment.node)), 1)[rows]

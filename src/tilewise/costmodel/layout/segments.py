@@ -91,7 +91,7 @@ def _signed_log(values: npt.NDArray[Any]) -> Floats:
 
 
 def split_graph(graph: LayoutGraph, scaling: Scaling, hops: int, segment_nodes: int) -> list[GraphSegment]:
-    """Select the nodes within `hops` of a configurable one and divide them into segments."""
+    """Divide the nodes within `hops` of a configurable node into segments of at most `segment_nodes` nodes."""
     nodes = np.flatnonzero(within_hops(graph, hops))
     share = node_shares(graph.node_feat[nodes])
     # Renumber the nodes: their index among the selected ones, or -1.

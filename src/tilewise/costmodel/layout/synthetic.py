@@ -76,7 +76,7 @@ def write_synthetic(
 
 
 def _random_program(rng: np.random.Generator, source: str, nodes: int) -> GraphBuilder:
-    """Generate a chain of about `nodes` nodes: blocks with residual connections."""
+    """Generate a program of about `nodes` nodes: blocks with residual connections, in a chain."""
     program = GraphBuilder()
     a, b, c, d = (_random_size(rng) for _ in range(4))
     shape = (a, b // 2 + 1, c // 2 + 1, d) if source == "xla" else (a, b, c)
@@ -117,7 +117,7 @@ def _default_layout(rank: int) -> npt.NDArray[np.int64]:
 
 
 def _sample_layouts(rng: np.random.Generator, node: HloNode, search: str, configs: int) -> list[LayoutArray]:
-    """Sample layouts of a node's output and operands for every configuration, from a few that a search would try."""
+    """Sample layouts of a node's output and operands for each configuration: one (configs, 6) array each."""
     samples = []
     for shape in (node.shape, *(operand.shape for operand in node.operands)):
         default = _default_layout(len(shape))
@@ -168,7 +168,7 @@ def _bytes(node: HloNode) -> float:
 
 
 def _padding_ratio(shape: tuple[int, ...], layout: LayoutArray) -> npt.NDArray[np.float64]:
-    """Return padded over real size (c,) if the two minor dimensions are padded to whole tiles."""
+    """Return padded size / real size for each layout (c,), if the two minor dimensions are padded to tiles."""
     sizes = np.array(shape, np.float64)
     ratio = np.ones(len(layout))
     for minor, unit in zip(range(min(2, len(shape))), _TILE, strict=False):

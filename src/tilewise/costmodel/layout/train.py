@@ -115,7 +115,7 @@ class _LayoutRun(ResumableRun):
         self._create_optimizer()
 
     def _segments(self, graph: LayoutGraph) -> list[GraphSegment]:
-        """Divide a graph each time it is needed: that takes a small part of a step, and no memory."""
+        """Divide a graph into segments; recomputed at each use, which is cheaper than storing them."""
         return split_graph(graph, self.scaling, **self.split_settings)
 
     def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
@@ -147,7 +147,10 @@ class _LayoutRun(ResumableRun):
         return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": nan_mean(accuracies)}
 
     def _learn(self, index: int, rng: np.random.Generator, weight: float) -> tuple[float, float]:
-        """Add the gradient from some configurations of one graph; return the loss and the share of pairs in order."""
+        """Add the gradient of one graph's sampled configurations, times `weight`.
+
+        Return (loss, ordered pair accuracy).
+        """
         import torch
 
         from tilewise.costmodel.metrics import opa
@@ -189,7 +192,7 @@ class _LayoutRun(ResumableRun):
         return trained
 
     def _fingerprint(self) -> str:
-        """Hash the settings and the data's names and sizes, by which a checkpoint recognizes its run."""
+        """Hash settings and data, to recognize the checkpoint of the same run."""
         splits = [[(g.name, g.n_nodes, g.n_configs) for g in split] for split in (self.data.train, self.data.valid)]
         # A checkpoint is resumed only by a run with the same settings and data.
         text = json.dumps([self.settings.as_dict(), self.split_settings, splits], sort_keys=True)
@@ -199,7 +202,11 @@ class _LayoutRun(ResumableRun):
 def sample_scores(
     module: LayoutModel, segments: Sequence[GraphSegment], config: npt.NDArray[np.int8], gradient_segment: int
 ) -> Tensor:
-    """Score K configurations of a whole graph, with gradients through one segment in place of all of them: (K,)."""
+    """Score K configurations of a whole graph, with gradients through one segment only: (K,).
+
+    The gradient through segment `gradient_segment` is multiplied by the number of segments, which makes it an unbiased
+    estimate and bounds the memory of training.
+    """
     import torch
 
     def encode(segment: GraphSegment) -> Tensor:
@@ -219,5 +226,5 @@ def sample_scores(
 
 
 def fixed_sample(count: int, size: int) -> npt.NDArray[np.int64]:
-    """Sample at most `size` of `count` row numbers, always the same ones for the same `count`."""
+    """Sample at most `size` row numbers out of `count`, the same ones at every call."""
     return np.sort(np.random.default_rng(count).permutation(count)[:size]).astype(np.int64)

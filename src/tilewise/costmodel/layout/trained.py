@@ -64,7 +64,7 @@ class TrainedLayoutModel:
 def score_graph(
     module: LayoutModel, graph: LayoutGraph, segments: Sequence[GraphSegment], rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Score a graph's configurations, or those of the given rows, a chunk at a time: (K,)."""
+    """Score all configurations of a graph, or `rows` of them, in chunks of bounded memory: (K,)."""
     import torch
 
     rows = np.arange(graph.n_configs) if rows is None else rows

@@ -42,7 +42,10 @@ _CHOICES = 5  # first choices that the cross-validation compares
 
 
 def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
-    """Load the model in `base` and correct it by the measurements in `kernels`; unchanged if that does not help."""
+    """Load the model in file `base` and adapt it to the measurements in `kernels`.
+
+    Returns the model unchanged if cross-validation shows no improvement.
+    """
     model = load_scorer(base)
     if model.record.get("adapted") is not None:
         raise ConfigurationError(f"{base} is adapted already; give the model that it was adapted from.")
@@ -50,7 +53,7 @@ def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
 
 
 def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
-    """Adapt a loaded model as `adapt` does; the entry `adapted` of its record holds the cross-validation."""
+    """Adapt a loaded model as `adapt` does; its record's entry `adapted` has the cross-validation."""
     # A kernel with one configuration says nothing about an order.
     labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
     count = sum(kernel.n_configs for kernel in labelled)
@@ -69,7 +72,7 @@ def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
         unchanged.record = model.record | record
         return unchanged
     # Fit again with all measurements.
-    slope, booster = _fit(measurements)
+    slope, booster = _fit_correction(measurements)
     trees = GBDT(booster, model.preparation, model.schema, {"model": "GBDT", "ranks": False})
     # A blend stays flat: the trees become one more member.
     models, weights = (model.models, model.weights) if isinstance(model, Blend) else ([model], [1.0])
@@ -97,12 +100,12 @@ class _Measurements:
         return _Measurements(self.table[rows], self.scores[rows], self.logs[rows], self.weights[rows])
 
     def centred(self, values: Floats) -> Floats:
-        """Subtract the weighted mean."""
+        """Subtract the weighted mean over the kernel's configurations."""
         return np.asarray(values - self.weights @ values / self.weights.sum())
 
 
-def _slope(measurements: Sequence[_Measurements]) -> float:
-    """Regress log runtime on the model's scores within kernels; 1 if the scores do not vary."""
+def _fit_score_slope(measurements: Sequence[_Measurements]) -> float:
+    """Fit the factor from scores to log runtime within kernels, by weighted least squares; 1 if scores are constant."""
     centred = [(m.centred(m.scores), m.centred(m.logs), m.weights) for m in measurements]
     covariance = sum(w @ (s * y) for s, y, w in centred)
     variance = sum(w @ (s * s) for s, _, w in centred)
@@ -110,23 +113,24 @@ def _slope(measurements: Sequence[_Measurements]) -> float:
     return slope if slope > 1e-3 else 1e-3  # a blend's weights are positive
 
 
-def _fit(measurements: Sequence[_Measurements]) -> tuple[float, Any]:
-    """Fit the slope of the model's scores, then trees to what remains; returns both."""
-    slope = _slope(measurements)
+def _fit_correction(measurements: Sequence[_Measurements]) -> tuple[float, Any]:
+    """Fit the factor from scores to log runtime, then boosted trees to the residuals; return both."""
+    slope = _fit_score_slope(measurements)
     table, weights = (np.concatenate([getattr(m, name) for m in measurements]) for name in ("table", "weights"))
     residual = np.concatenate([m.logs - slope * m.scores for m in measurements])
     return slope, fit_trees(table, residual, _TREE_COUNT, _TREE_SETTINGS, weights)
 
 
 def _cross_validate(measurements: Sequence[_Measurements]) -> tuple[float, float, bool]:
-    """Compare the first choices of the model and of the adapted model on held-out kernels.
+    """Compare the choices of the model and of its adaptation on held-out kernels.
 
-    Returns both regrets (mean slowdown of the best of the first one to five choices) and whether the adapted model is
-    worse by more than a standard error, or never different. With fewer than three kernels, configurations are held out.
+    Returns both regrets (mean slowdown of the best of the first one to five choices) and whether to reject the adapted
+    model: it is worse by more than a standard error, or never different. With fewer than three kernels, configurations
+    are held out.
     """
     regrets = []
-    for train, test in _folds(measurements):
-        slope, booster = _fit(train)
+    for train, test in _cross_validation_folds(measurements):
+        slope, booster = _fit_correction(train)
         for m in test:
             adapted_scores = slope * m.scores + booster.predict(m.table)
             regrets.append([_log_regret(m.logs, scores) for scores in (m.scores, adapted_scores)])
@@ -139,13 +143,15 @@ def _cross_validate(measurements: Sequence[_Measurements]) -> tuple[float, float
 
 
 def _log_regret(logs: Floats, scores: Floats) -> float:
-    """Mean over k = 1 to 5 of log(best of the first k choices / fastest)."""
+    """Return the mean over k = 1 to 5 of log(best runtime among the first k choices / fastest runtime)."""
     best = np.minimum.accumulate(logs[np.argsort(scores, kind="stable")[:_CHOICES]])
     return float(best.mean() - logs.min())
 
 
-def _folds(measurements: Sequence[_Measurements]) -> list[tuple[list[_Measurements], list[_Measurements]]]:
-    """Split into (train, test) folds: by kernels, or by configurations if there are fewer than three kernels."""
+def _cross_validation_folds(
+    measurements: Sequence[_Measurements],
+) -> list[tuple[list[_Measurements], list[_Measurements]]]:
+    """Split into (train, test) folds for cross-validation, by kernel or, with fewer than three, by configuration."""
     rng = np.random.default_rng(0)
     # With one or two kernels, every kernel is in all folds with a part of its configurations.
     if len(measurements) < 3:

@@ -104,7 +104,10 @@ class Blend:
         return fused if rows is None else fused[rows]
 
     def unfamiliarity(self, kernel: Kernel) -> float:
-        """Return the distance to the train kernels if it is above 1, else 0: no confidence is known for the kernel."""
+        """Return a kernel's distance to the train kernels if it is beyond the familiar range (above 1), else 0.
+
+        Such kernels get no confidence.
+        """
         distance = self.familiarity.distance(kernel) if self.familiarity is not None else 0.0
         return distance if distance > 1 else 0.0
 
@@ -125,7 +128,7 @@ class Blend:
 
 
 def _fused_order(scores: Sequence[Floats]) -> npt.NDArray[np.int64]:
-    """Fuse the rankings by these scores: the sum of 1 / rank, the largest first; equal scores share their mean rank."""
+    """Fuse rankings by the sum of reciprocal ranks, largest first; equal scores share their mean rank."""
     total = np.zeros(len(scores[0]))
     for member in scores:
         _, group, counts = np.unique(member, return_inverse=True, return_counts=True)
@@ -134,6 +137,7 @@ def _fused_order(scores: Sequence[Floats]) -> npt.NDArray[np.int64]:
 
 
 def _warn_unfamiliar(kernel: Kernel, distance: float, consequence: str) -> None:
+    """Warn that a kernel is far from all train kernels, and of the consequence."""
     warnings.warn(
         f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1). No measurement "
         f"supports a ranking of its configurations: {consequence}, so measure some of them.",
@@ -170,7 +174,7 @@ def restore_blend(path: str | Path, restore: Callable[[ModelFile], Any]) -> Blen
 
 
 def _restored_familiarity(tensors: dict[str, npt.NDArray[Any]], file: Path) -> Familiarity | None:
-    """Read the train kernels of a file; older files have none."""
+    """Read the descriptions of train kernels from a blend's file; None in files without them."""
     names = "familiar.kernels", "familiar.scale", "familiar.limit"
     if names[0] not in tensors:
         return None
@@ -181,14 +185,14 @@ def _restored_familiarity(tensors: dict[str, npt.NDArray[Any]], file: Path) -> F
 
 
 def _is_member(member: Any) -> bool:
-    """Tell whether a blend's entry is a positive weight and the record of a single model, not another blend."""
+    """Tell whether an entry of a blend's record is valid: a positive weight and a single model's record."""
     weight = member.get("weight") if isinstance(member, dict) else None
     weighted = isinstance(weight, int | float) and 0 <= weight < 1e9
     return weighted and isinstance(member.get("record"), dict) and member["record"].get("model") != BLEND
 
 
 def _member_arrays(tensors: dict[str, npt.NDArray[Any]], number: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of one model, without their prefix."""
+    """Return the arrays of blended model `number`, without the prefix of their names."""
     prefix = _member_prefix(number)
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
@@ -207,8 +211,8 @@ class Familiarity:
 
     @classmethod
     def fit(cls, kernels: Sequence[Kernel]) -> Familiarity:
-        """Describe train kernels and measure their distances."""
-        table = np.stack([_description(kernel) for kernel in kernels])
+        """Describe the train kernels and derive the limit from their distances to each other."""
+        table = np.stack([_familiarity_features(kernel) for kernel in kernels])
         scale = (1 / np.maximum(table.std(axis=0), _MIN_DEVIATION)).astype(np.float32)
         table = table * scale
         # Distances to the nearest other kernel; equal descriptions count as one kernel.
@@ -220,8 +224,8 @@ class Familiarity:
         return cls(unique, scale, _TOLERANCE * max(1.0, typical))
 
     def distance(self, kernel: Kernel) -> float:
-        """Return the distance to the nearest train kernel; up to 1 is familiar."""
-        gaps = np.linalg.norm(self.kernels - _description(kernel) * self.scale, axis=1)
+        """Return the distance to the nearest train kernel, in units of the familiar limit."""
+        gaps = np.linalg.norm(self.kernels - _familiarity_features(kernel) * self.scale, axis=1)
         return float(gaps.min()) / self.limit
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -229,8 +233,8 @@ class Familiarity:
                 "familiar.limit": np.array([self.limit], np.float32)}  # fmt: skip
 
 
-def _description(kernel: Kernel) -> Floats:
-    """Describe a kernel by its operations and types (0 or 1) and the logarithms of its sizes."""
+def _familiarity_features(kernel: Kernel) -> Floats:
+    """Return a kernel's feature vector: flags of its operations and dtypes, and logs of its sizes."""
     present = np.zeros(N_OPCODES)
     present[kernel.node_opcode] = 1
     sizes = np.log2(np.maximum(kernel_sizes(kernel), 0) + 1)

@@ -24,7 +24,7 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], record: M
 
 
 def without_nans(value: Any) -> Any:
-    """Return the document with None for NaN and infinities, which JSON does not have."""
+    """Return a copy of a JSON document with None for NaN and infinities, which JSON lacks."""
     if isinstance(value, dict):
         return {key: without_nans(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -46,7 +46,7 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 
 @contextlib.contextmanager
 def report_misfit(name: str) -> Iterator[None]:
-    """Turn exceptions about weights that do not fit the features into one sentence about the model `name`."""
+    """Convert shape errors in the block, from weights that do not match the features, to `FileFormatError`."""
     try:
         yield
     except TilewiseError:
@@ -78,7 +78,7 @@ def read_model_file(path: str | Path) -> ModelFile:
 
 
 def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], path: Path) -> ModelFile:
-    """Validate arrays and record and split them into weights and preparation."""
+    """Validate a model file's arrays and record, and separate weights from feature preparation."""
     # A model file of another version or of another program.
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
         raise FileFormatError(f"{path} is not a cost model of this version of tilewise; train or export it again.")

@@ -96,7 +96,7 @@ class GBDT:
 def tabular(
     preparation: Preparation, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Join configuration inputs and the mean node inputs to the table that the trees read."""
+    """Return the table that the trees read: each configuration's inputs with the mean node inputs, (C, columns)."""
     return _joined(preparation.apply(kernel, rows))
 
 
@@ -158,7 +158,10 @@ def fit_trees(
     group: Any = None,
     deadline: float | None = None,
 ) -> Any:
-    """Train a LightGBM booster deterministically, until a deadline of `time.monotonic` if there is one."""
+    """Train a LightGBM booster deterministically; with a `deadline` of `time.monotonic`, stop there.
+
+    `weight` are row weights, `group` the number of rows per kernel (for ranking objectives).
+    """
     lightgbm = _lightgbm()
     # Histograms by rows in a fixed order make the result independent of the number of threads.
     fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
@@ -175,6 +178,7 @@ def _stop_at(deadline: float) -> Any:
     from lightgbm.callback import EarlyStopException
 
     def stop(environment: Any) -> None:
+        """Raise LightGBM's early stopping if the deadline is over."""
         if time.monotonic() > deadline:
             raise EarlyStopException(environment.iteration, [])
 
@@ -184,7 +188,10 @@ def _stop_at(deadline: float) -> Any:
 def _training_table(
     inputs: InputCache, seed: int, ranks: bool
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]:
-    """Build the table, its labels and the number of rows per kernel; large collections are subsampled."""
+    """Return the training table, its labels and the number of rows per kernel; large collections are subsampled.
+
+    Labels are log slowdowns against the kernel's fastest or, with `ranks`, relevances that fall with the slowdown.
+    """
     rng = np.random.default_rng(seed)
     limit = min(_MAX_GROUP_ROWS, max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(inputs))))
     tables, labels = [], []
@@ -224,33 +231,35 @@ def _lightgbm() -> Any:
 
 
 def checked_trees(text: str) -> str:
-    """Return an equivalent text that LightGBM can read safely, or raise a FileFormatError."""
+    """Validate a booster's text from an untrusted file; return an equivalent text that is safe to load."""
     if len(text) > MAX_TEXT_BYTES:
         raise FileFormatError(f"The model file holds trees of more than {MAX_TEXT_BYTES >> 20} MiB; train it again.")
     try:
         # The text is a header and one section per tree; what follows the last tree is not needed.
         head, *trees = text.partition("\nend of trees")[0].split("\nTree=")
-        header = _fields(head)
-        features = _whole(header["max_feature_idx"], _MAX_FEATURES) + 1
+        header = _parse_fields(head)
+        features = _parse_bounded_int(header["max_feature_idx"], _MAX_FEATURES) + 1
         # Only models with one output are supported.
         if (header["num_class"], header["num_tree_per_iteration"]) != ("1", "1"):
             raise ValueError("classes")
         if not _OBJECTIVE.fullmatch(header.get("objective", "regression")):
             raise ValueError("objective")
-        sections = [_head(header, features, "average_output" in head.splitlines())]
-        sections += [f"Tree={number}\n{_tree(_fields(tree), features)}\n\n" for number, tree in enumerate(trees)]
+        sections = [_safe_header(header, features, "average_output" in head.splitlines())]
+        sections += [
+            f"Tree={number}\n{_safe_tree(_parse_fields(tree), features)}\n\n" for number, tree in enumerate(trees)
+        ]
     except (ValueError, KeyError, IndexError) as error:
         raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error
     return "".join(sections) + "end of trees\n"
 
 
-def _fields(text: str) -> dict[str, str]:
-    """Parse lines of the form name=value."""
+def _parse_fields(text: str) -> dict[str, str]:
+    """Parse lines of the form name=value to a dict."""
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def _head(header: dict[str, str], features: int, averages: bool) -> str:
-    """Rewrite the header of LightGBM's text format with what prediction needs."""
+def _safe_header(header: dict[str, str], features: int, averages: bool) -> str:
+    """Rewrite the header of LightGBM's text format, with only the fields that prediction needs."""
     names = " ".join(f"Column_{number}" for number in range(features))
     lines = [
         "tree", "version=v4", "num_class=1", "num_tree_per_iteration=1", "label_index=0",
@@ -261,9 +270,9 @@ def _head(header: dict[str, str], features: int, averages: bool) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _tree(fields: dict[str, str], features: int) -> str:
+def _safe_tree(fields: dict[str, str], features: int) -> str:
     """Check one tree's fields and rewrite it, with placeholders for what prediction does not need."""
-    leaves = _whole(fields["num_leaves"], _MAX_LEAVES, least=1)
+    leaves = _parse_bounded_int(fields["num_leaves"], _MAX_LEAVES, least=1)
     # tilewise trains neither; their extra lists would need checks of their own.
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
         raise ValueError("categories or linear leaves")
@@ -276,7 +285,7 @@ def _tree(fields: dict[str, str], features: int) -> str:
     lists |= {f"internal_{name}": ["0"] * splits for name in ("value", "weight", "count")}
     # Every index must be in range, because LightGBM does not check it.
     for feature in lists["split_feature"]:
-        _whole(feature, features - 1)
+        _parse_bounded_int(feature, features - 1)
     if not _DECISIONS.issuperset(lists["decision_type"]):
         raise ValueError("decision")
     # Children must form a tree.
@@ -289,13 +298,13 @@ def _tree(fields: dict[str, str], features: int) -> str:
 
 
 def _check_child(child: int, node: int, splits: int, leaves: int) -> None:
-    """Check a child: a later split, which also excludes cycles, or a leaf n written as -n - 1."""
+    """Raise unless a child is valid: a later split, which excludes cycles, or leaf n, written as -n - 1."""
     if not (node < child < splits or 0 <= -child - 1 < leaves):
         raise ValueError("child")
 
 
 def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
-    """Return a field's list of finite numbers as text; raise an error unless it has `count` of them."""
+    """Return the numbers of field `name` as strings; raise unless it has exactly `count` finite ones."""
     numbers = fields.get(name, "").split()
     if len(numbers) != count:
         raise ValueError(name)
@@ -309,8 +318,8 @@ def _checked_number(text: str) -> str:
     return text
 
 
-def _whole(text: str, most: int, least: int = 0) -> int:
-    """Parse an integer and check that it is between `least` and `most`."""
+def _parse_bounded_int(text: str, most: int, least: int = 0) -> int:
+    """Parse an integer; raise `ValueError` unless it is between `least` and `most`."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise ValueError(text)
     return int(text)

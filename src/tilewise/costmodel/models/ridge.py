@@ -31,7 +31,7 @@ _MAX_KERNEL_WEIGHT = 60  # a kernel weighs as much as its number of configuratio
 def fit_ridge(
     kernels: Sequence[Kernel], schema: Schema, seed: int = 0
 ) -> tuple[dict[str, npt.NDArray[np.float32]], CpuFeatures]:
-    """Fit weights and feature scaling to kernels with runtimes."""
+    """Fit the ridge regression to kernels with runtimes; return its weights and its feature preparation."""
     labelled = [kernel for kernel in kernels if kernel.labelled]
     if not labelled:
         raise ConfigurationError("Fitting needs kernels with runtimes; there are none.")
@@ -66,7 +66,7 @@ def fit_ridge(
 
 
 def score_ridge(w: Mapping[str, Floats], config: Floats) -> Floats:
-    """Return one score per configuration: log runtime up to a constant of the kernel.
+    """Return one score per configuration, log runtime up to a constant per kernel; `w` are the weights.
 
     Features that are equal in all configurations, which most of the kernel's and machine's are, are multiplied once.
     """
@@ -91,6 +91,6 @@ def _relu_layer(x: Floats, kernel: Floats, bias: Floats) -> Floats:
 
 
 def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
-    """Fit the CPU model to kernels with runtimes."""
+    """Fit the CPU model to kernels with runtimes and return it as a scorer."""
     weights, features = fit_ridge(kernels, schema, seed)
     return Scorer(RIDGE, weights, {}, features, schema, {"model": RIDGE, "seed": seed})

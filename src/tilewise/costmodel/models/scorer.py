@@ -61,7 +61,7 @@ class Scorer:
         write_tensors(Path(path), *self.contents())
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Score the configurations in `rows` in float64, to separate those too close for float32."""
+        """Score the configurations `rows` in float64, to order those whose float32 scores are too close."""
         with report_misfit(self.name):
             inputs = self.preparation.apply(kernel, rows)
             node: Any = inputs.node.astype(np.float64)
@@ -87,7 +87,7 @@ class Scorer:
         return baselines.score(self.name, weights, self.kwargs, inputs)
 
     def _folded_for(self, dtype: np.dtype[Any]) -> ranker.FoldedWeights:
-        """Return the weights rearranged for scoring in this dtype, from a cache."""
+        """Return the weights, rearranged for scoring, in a dtype; cached."""
         if dtype.name not in self._folded:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = ranker.fold(weights, self.kwargs)
@@ -109,7 +109,7 @@ def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
 
 
 def restore_scorer(file: ModelFile, path: str | Path) -> Scorer | GBDT:
-    """Build the scorer of a single model; `path` is for error messages."""
+    """Build the scorer of a single model from its validated file; `path` is named in errors."""
     if file.record["model"] == "GBDT":
         from tilewise.costmodel.models.gbdt import restore_gbdt
 

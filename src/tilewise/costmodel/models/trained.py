@@ -58,7 +58,7 @@ class TrainedModel:
             return score_inputs(self.module, self.preparation.apply(kernel, rows), self.device)
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-        """Score some configurations in float64 with the NumPy scorer; None for a user's own class, which has none."""
+        """Score configurations `rows` in float64 with the NumPy scorer; None for a user's own model class."""
         # Names with a colon are user classes, which have no NumPy scorer.
         if ":" in self.name:
             return None
@@ -92,7 +92,7 @@ def load_model(
 
 
 def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
-    """Build the model of a validated file after comparing the weights with the model's shapes."""
+    """Build a model from a validated file, after checking that the weights have the model's shapes."""
     # Trees and the ridge model need no torch.
     if file.record["model"] in ("GBDT", RIDGE):
         return restore_scorer(file, path)
@@ -110,7 +110,7 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
 
 
 def _trusted_name(name: str, model_class: str | None, path: str | Path) -> str:
-    """Return the model to build: one of tilewise's as the file says, any other only if the user names it."""
+    """Return the model to build: a file may name a built-in one, only the user (`model_class`) any other."""
     from tilewise.costmodel.models.torch import MODELS
 
     if name in MODELS:
@@ -131,9 +131,10 @@ def restored_module(
     *,
     meta: bool = True,
 ) -> Module:
-    """Return the module that a file describes with the file's weights; raise `error` unless these have its shapes.
+    """Build a module with `build` and load a file's weights; raise `error` if their names or shapes differ.
 
-    On the meta device tensors have no memory, so that a file cannot make us allocate more than it has itself.
+    The module is built on the meta device, where tensors have no memory, so that a file cannot make us allocate more
+    than its own size.
     """
     import torch
 

@@ -90,14 +90,14 @@ def train_auto(
         print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    selected, errors = _select(models, list(dataset.valid))
+    selected, errors = _select_kind(models, list(dataset.valid))
     if complete is not dataset:
         selected = _retrain_trees(selected, complete)
     selected.record["calibration"] = calibrate(selected, dataset.valid)
     sample = dataset.train[:: -(-len(dataset.train) // _SAMPLE)]
     selected.familiarity = Familiarity.fit(sample)
     trial_kinds = [kind for kind in KINDS if kind in selected.name]
-    selected.record |= _trial(sample, dataset.schema, trial_kinds, seed, shared["max_seconds"])
+    selected.record |= _test_on_unfamiliar(sample, dataset.schema, trial_kinds, seed, shared["max_seconds"])
     summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
     selected.record["auto"] = {"chosen": selected.name, "kernels": len(dataset.valid), "valid": summary}
     selected.save(folder / MODEL_FILE)
@@ -106,7 +106,7 @@ def train_auto(
 
 
 def _with_valid(dataset: Dataset) -> Dataset:
-    """Return the dataset with a valid split, taken from the train split if it has none."""
+    """Return the dataset with a valid split; if it has none, a fifth of the train split is moved there."""
     if dataset.valid.labelled or not dataset.train.labelled:
         return dataset
     rng, kernels = np.random.default_rng(0), list(dataset.train)
@@ -131,21 +131,24 @@ def _with_valid(dataset: Dataset) -> Dataset:
 
 
 def _subset(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
-    """Return the kernel with some of its configurations."""
+    """Return a copy of a kernel with only the configurations `rows`."""
     columns = {name: getattr(kernel, name)[rows] for name in ("config_feat", "runtime", "normalizer")}
     return dataclasses.replace(kernel, **columns)
 
 
 def valid_errors(model: Any, valid: Sequence[Kernel]) -> dict[str, Any]:
-    """Return the geometric mean top-1 and top-5 errors on the valid kernels, and their weighted logs per kernel."""
+    """Return mean top-1 and top-5 error on the valid kernels, and per kernel ("each") their weighted log."""
     scores = [model.score(kernel) for kernel in valid]
     logs = np.log1p([[top_k_error(k.target, s, at) for at in (1, 5)] for k, s in zip(valid, scores, strict=True)])
     one, five = np.expm1(logs.mean(axis=0)).tolist()
     return {"top1": one, "top5": five, "each": (logs @ _WEIGHTS).tolist()}
 
 
-def _select(models: Sequence[Any], valid: Sequence[Kernel]) -> tuple[Blend, dict[str, dict[str, Any]]]:
-    """Fuse all models, or those of one kind if it is significantly better; return the valid errors of every kind."""
+def _select_kind(models: Sequence[Any], valid: Sequence[Kernel]) -> tuple[Blend, dict[str, dict[str, Any]]]:
+    """Blend all models, or only those of one kind if that kind is significantly better on the valid kernels.
+
+    Returns the blend and the valid errors of every kind.
+    """
     kinds = dict.fromkeys(model.name for model in models)
     ensembles = {kind: blend([model for model in models if model.name == kind], valid) for kind in kinds}
     errors = {kind: valid_errors(ensemble, valid) for kind, ensemble in ensembles.items()}
@@ -156,12 +159,13 @@ def _select(models: Sequence[Any], valid: Sequence[Kernel]) -> tuple[Blend, dict
     return together, errors | {together.name: valid_errors(together, valid)}
 
 
-def _trial(
+def _test_on_unfamiliar(
     kernels: Sequence[Kernel], schema: Schema, kinds: Sequence[str], seed: int, max_seconds: float
 ) -> dict[str, Any]:
-    """Train the kinds of models without some families, and compare their ranking of those with a random order.
+    """Test how the model `kinds` rank unfamiliar kernels: train without some families and rank those.
 
-    Returns the entries `fallback` and `left_out` of the ensemble's record; none if there are too few families.
+    Returns the record's entries `left_out` (errors of the model and of a random order) and `fallback` (random order if
+    the model is worse); {} if there are too few families.
     """
     left_out = _left_out_kernels(kernels)
     if len(left_out) < _MIN_KERNELS:
@@ -188,7 +192,7 @@ def _trial(
 
 
 def _left_out_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels of the smallest families of the train split, fewer than half of all kernels.
+    """Return the kernels of the smallest families, fewer than half of all kernels.
 
     A family has one opcode and rank of the heaviest operation.
     """
@@ -205,7 +209,7 @@ def _left_out_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _retrain_trees(model: Blend, complete: Dataset) -> Blend:
-    """Retrain the trees of a blend on all data, including the kernels lent to the valid split; keep the record."""
+    """Retrain the tree models of a blend on the complete dataset, which may include its valid kernels."""
     from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
 
     models = [
@@ -218,14 +222,14 @@ def _retrain_trees(model: Blend, complete: Dataset) -> Blend:
 
 
 def _significantly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether the 95 % interval of the paired difference excludes 0; never with few kernels."""
+    """Tell whether `one` has lower errors than `other`, with a 95 % interval of pairs that excludes 0."""
     # Paired differences per kernel: kernels differ much more than models. Student's t, because there may be only five.
     gain = np.subtract(other["each"], one["each"])
     return len(gain) >= _MIN_KERNELS and over_seeds(gain).low > 0
 
 
 def verdict(auto: dict[str, Any]) -> str:
-    """Describe in a few words which candidate was selected, and the errors of all."""
+    """Describe in a few words which kind of model was selected, with the errors of all."""
     candidate_errors = "; ".join(
         f"{name} {errors['top1']:.2%} and {errors['top5']:.2%}"
         for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighted_error(item[1]))
@@ -239,7 +243,7 @@ def verdict(auto: dict[str, Any]) -> str:
 
 
 def _weighted_error(errors: dict[str, float]) -> float:
-    """Combine top-1 and top-5 error with the weights of TileRanker's own selection."""
+    """Combine top-1 and top-5 error to the single figure that selects models."""
     return float(np.log1p([errors["top1"], errors["top5"]]) @ _WEIGHTS)
 
 
@@ -267,7 +271,7 @@ def train_winners(
     started = time.perf_counter()
     for number in range(members):
         held_out = set(programs[number::members])
-        part = _without(dataset, held_out)
+        part = _hold_out_programs(dataset, held_out)
         options: dict[str, Any] = {"seed": seed + number, "resume": resume, "device": device}
         models.append(train(part, "TileRanker", out_dir=folder / f"member_{number}", **options, **member_settings))
         seconds_left = (time.perf_counter() - started) / (number + 1) * (members - number - 1)
@@ -283,8 +287,8 @@ def train_winners(
     return ensemble
 
 
-def _without(dataset: Dataset, programs: set[str]) -> Dataset:
-    """Return the train kernels of other programs as train split and those of `programs` as valid split."""
+def _hold_out_programs(dataset: Dataset, programs: set[str]) -> Dataset:
+    """Return a dataset whose valid split is the train kernels of `programs`, removed from its train split."""
     sides: tuple[list[Kernel], list[Kernel]] = ([], [])
     for kernel in dataset.train:
         sides[kernel.program in programs].append(kernel)

@@ -47,7 +47,7 @@ class TrainSettings:
     max_seconds: float = 0.0  # 0 is no limit; a limited run is not reproducible bit for bit
 
     def __post_init__(self) -> None:
-        """Check every setting."""
+        """Raise `ConfigurationError` for an invalid setting."""
         # Counts, then rates, then names.
         for name, least in (("epochs", 1), ("configs", 1), ("batch", 1), ("eval_every", 1), ("least_steps", 0)):
             value = getattr(self, name)
@@ -73,15 +73,15 @@ class TrainSettings:
         return dataclasses.asdict(self)
 
     def share_done(self, epoch: float, seconds: float) -> float:
-        """Return the finished share of the run, by epochs or by the time limit, whichever is larger."""
+        """Return the completed share of training, 0 to 1: by epochs or time, whichever is larger."""
         return max(epoch / self.epochs, seconds / self.max_seconds if self.max_seconds else 0.0)
 
     def passes(self, batches: int) -> int:
-        """Return the passes over the kernels in one epoch; one pass has `batches` steps."""
+        """Return the passes over all kernels in one epoch, given the number of steps (`batches`) of a pass."""
         return max(1, -(-self.least_steps // max(batches, 1)))
 
     def learning_rate_at(self, share: float) -> float:
-        """Return the learning rate at that share of the run; cosine: a short linear warm-up, then a decay to zero."""
+        """Return the learning rate after `share` (0 to 1) of training: constant, or cosine with warm-up."""
         if self.schedule == "constant":
             return self.learning_rate
         # Warm-up: Adam's moments are unreliable in the first steps.
@@ -119,10 +119,10 @@ WINNERS: dict[str, Any] = {
 
 
 def budget(model: str, kernels: int, has_estimate: bool) -> dict[str, Any]:
-    """Return settings of a TileRanker that follow the number of train kernels.
+    """Return the settings of a TileRanker that depend on the number of train kernels: width and epochs.
 
-    Many kernels support a wider network. On a TPU the network starts from an estimate of the runtime, so that a small
-    collection is passed as often as a large one: more passes would only memorize its kernels.
+    Many kernels support a wider network. On a TPU (`has_estimate`) the network starts from an estimate of the runtime,
+    so a small collection is not passed more often than a large one, which would only memorize its kernels.
     """
     if model != "TileRanker":
         return {}

@@ -37,7 +37,7 @@ class PaddedAdjacency:
     matrices: Tensor
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """Multiply every graph's matrix with its nodes; x is (K * N, width)."""
+        """Multiply each graph's matrix by its nodes' values: x and the result are (K * N, width)."""
         nodes = x.view(len(self.matrices), -1, x.shape[-1])
         return torch.bmm(self.matrices.to(x.dtype), nodes).flatten(0, 1)
 
@@ -75,7 +75,7 @@ class PaddedBatch:
         return PaddedPooling(self.node_slots)
 
     def pad_nodes(self, x: Tensor) -> Tensor:
-        """Return (K, N, width) of values (K * N, width)."""
+        """Reshape node values (K * N, width) to (K, N, width); the nodes are padded already."""
         return x.view(*self.node_slots.shape, x.shape[-1])
 
 
@@ -95,7 +95,10 @@ class DeviceSplit:
 
     @classmethod
     def from_cache(cls, cache: InputCache, global_width: int, device: str, *, by_runtime: bool = True) -> DeviceSplit:
-        """Copy all inputs of a split to the device, configurations sorted by runtime or as they are."""
+        """Copy the inputs of a whole split to the device; configurations are sorted by runtime if `by_runtime`.
+
+        The first `global_width` columns, equal in all configurations of a kernel, are stored once per kernel.
+        """
         inputs, targets = [], []
         # Sorted by runtime, the fastest configurations of a kernel are its first rows, which slates draw from.
         for index in range(len(cache)):
@@ -118,14 +121,14 @@ class DeviceSplit:
 
     @staticmethod
     def fits(cache: InputCache, width: int) -> bool:
-        """Tell whether a split, its graphs padded to the largest, fits the memory set aside on the GPU."""
+        """Tell whether a split, its graphs padded to the largest, fits into the GPU memory set aside for it."""
         nodes = max(len(kernel.node_opcode) for kernel in cache.kernels)
         rows = sum(kernel.n_configs for kernel in cache.kernels)
         node_bytes = len(cache) * nodes * (nodes + cache.preparation.node_width + 3) * 4
         return bool(rows * width * 4 + node_bytes <= MAX_BYTES)
 
     def gather(self, kernels: Tensor, positions: Tensor) -> PaddedBatch:
-        """Build a batch of kernels (K,) with the configurations at `positions` (K, C) of their order by runtime."""
+        """Build a batch of `kernels` (K,) with the configurations at sorted `positions` (K, C)."""
         # Batches have one shape: slots beyond a kernel's configurations read its first one and are masked.
         mask = positions < self.counts[kernels, None]
         rows = self.first[kernels, None] + torch.where(mask, positions, 0)
@@ -145,7 +148,7 @@ class DeviceSplit:
 
 
 def _padded_graph(kernel: ModelInputs, most: int) -> tuple[np.ndarray, ...]:
-    """Return node inputs, opcodes, slots and the normalized adjacency of one graph, padded to `most` nodes."""
+    """Return node inputs, opcodes, mask and normalized adjacency of one graph, padded to `most` nodes."""
     count = len(kernel.node)
     node = np.zeros((most, kernel.node.shape[1]), np.float32)
     node[:count] = kernel.node
@@ -194,7 +197,7 @@ class DeviceEpochs:
         return scores
 
     def epoch(self, seed: int, epoch: int) -> Iterator[None]:
-        """Take the steps of one epoch; the caller sets the learning rate before each and may stop between them."""
+        """Run the steps of an epoch; yields before each, when the caller may set the learning rate or stop."""
         generator = torch.Generator(device=self.device).manual_seed(seed * 1_000_003 + epoch)
         batch, total = len(self.kernels), len(self.run.inputs)
         order = torch.randperm(total, generator=generator, device=self.device)
@@ -216,11 +219,14 @@ class DeviceEpochs:
             self._step()
             return
         if self._replay is None:
-            self._replay = self._captured()
+            self._replay = self._capture_step()
         self._replay()
 
-    def _captured(self) -> Callable[[], None]:
-        """Capture a step into a CUDA graph; its warm-up steps are undone, so that the run does not depend on them."""
+    def _capture_step(self) -> Callable[[], None]:
+        """Capture a training step into a CUDA graph and return its replay.
+
+        The weights are restored after the warm-up steps, so that results do not depend on them.
+        """
         optimizer, run = self.run.optimizer, self.run
         state = [optimizer.values, optimizer.mean, optimizer.square, self.total_loss]
         state += [optimizer.count] + ([run.average] if run.average is not None else [])
@@ -241,7 +247,7 @@ class DeviceEpochs:
         return lambda: graph.replay()
 
     def _step(self) -> None:
-        """Take one step with tensors alone: no value is read by the host."""
+        """Run one training step by tensor operations alone, without reading a value on the host."""
         run = self.run
         positions = slate_positions(self.split.counts[self.kernels], self.uniform, run.settings.fastest)
         batch = self.split.gather(self.kernels, positions)

@@ -90,7 +90,7 @@ def train(
 
 
 def run_fingerprint(dataset: Dataset, settings: TrainSettings) -> str:
-    """Return a digest of the settings, the columns, and the kernels of the collection with their runtimes."""
+    """Hash settings, columns, and the kernels with their runtimes, to recognize a run that can be resumed."""
     splits = [[split.names, split.offsets("configs").tolist()] for split in (dataset.train, dataset.valid)]
     text = json.dumps([settings.as_dict(), dataset.schema.config_features, splits], sort_keys=True)
     digest = hashlib.sha256(text.encode())
@@ -100,7 +100,7 @@ def run_fingerprint(dataset: Dataset, settings: TrainSettings) -> str:
 
 
 def _finished_model(folder: Path, fingerprint: str) -> TrainedModel | GBDT | None:
-    """Return the model that a finished run with this fingerprint has left in a folder; else None."""
+    """Return the model in `folder` if a finished run with this fingerprint wrote it, else None."""
     try:
         model: Any = load_model(folder)
     except TilewiseError:
@@ -110,7 +110,7 @@ def _finished_model(folder: Path, fingerprint: str) -> TrainedModel | GBDT | Non
 
 
 def _faster_run(run: TrainingRun, progress: bool) -> TrainingRun:
-    """Time a few steps on the GPU and on the CPU, and return a new run on the faster device."""
+    """Time a few steps on the GPU and the CPU; return a new run on the faster of them."""
     other = TrainingRun(run.dataset, run.settings, "cpu", run.folder)
     gpu, cpu = run.seconds_per_step(), other.seconds_per_step()
     device = run.device if gpu <= cpu else "cpu"
@@ -145,7 +145,7 @@ class TrainingRun(ResumableRun):
         device: str,
         folder: Path | None,
     ) -> None:
-        """Fit the preparation, build the model with the seed's initial weights, and set up both splits."""
+        """Fit the feature preparation, build the seeded model, and prepare the train and valid splits."""
         import torch
 
         from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class
@@ -181,7 +181,7 @@ class TrainingRun(ResumableRun):
 
     @cached_property
     def device_epochs(self) -> DeviceEpochs | None:
-        """Return what trains whole epochs on the GPU; None if batches have to be made on the host."""
+        """Return the trainer of whole epochs on the GPU; None if batches must be built on the host."""
         if not self.device.startswith("cuda") or self.processes is not None or self.settings.model != "TileRanker":
             return None
         from tilewise.costmodel.training.device_epochs import DeviceEpochs, DeviceSplit
@@ -191,7 +191,7 @@ class TrainingRun(ResumableRun):
         return DeviceEpochs(self) if fits and self.loss.has_tensor_form else None
 
     def _train_device_epoch(self, steps: DeviceEpochs, epoch: int, started: float) -> dict[str, float]:
-        """Train for one epoch without reading anything from the device until its end."""
+        """Train one epoch on the GPU; results are read only at its end."""
         import torch
 
         settings, count = self.settings, 0
@@ -215,7 +215,7 @@ class TrainingRun(ResumableRun):
         return {"epoch": epoch, "train_loss": mean, "train_opa": float("nan")}
 
     def seconds_per_step(self, steps: int = 24) -> float:
-        """Time some training steps; the weights change, so that the run cannot be used afterwards."""
+        """Return the time of a training step, averaged over `steps`; the run is spoilt by them."""
         self.step_limit = steps
         # The first time is a warm-up: it fills caches, and a GPU captures its step.
         for _ in range(2):
@@ -226,7 +226,7 @@ class TrainingRun(ResumableRun):
         return seconds / min(steps, batches * self.settings.passes(batches))
 
     def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
-        """Train for one epoch; returns its mean loss and ordered pair accuracy."""
+        """Train for one epoch; return its mean loss and ordered pair accuracy by name."""
         if self.device_epochs is not None:
             return self._train_device_epoch(self.device_epochs, epoch, started)
         import torch
@@ -273,7 +273,7 @@ class TrainingRun(ResumableRun):
         return {"epoch": epoch, "train_loss": total / batches, "train_opa": nan_mean(accuracies)}
 
     def _learn(self, batch: KernelBatch, inputs: Any, targets: Any) -> tuple[float, torch.Tensor]:
-        """Add a batch's gradients, including the penalty's, to the optimizer's; returns loss and scores."""
+        """Add the gradients of a batch's loss and penalty to the parameters'; return (loss, scores)."""
         import torch
 
         # A model with compiled kernels may compute loss and gradients without autograd.
@@ -308,7 +308,7 @@ class TrainingRun(ResumableRun):
         return self._loss(scores, target, mask, self.loss.on_device)
 
     def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, loss: Any = None) -> torch.Tensor:
-        """Compute the loss; members of an ensemble, (K, members, C), each have their own."""
+        """Compute the loss of scores (K, C); ensemble members of scores (K, members, C) count as more kernels."""
         # Treat members as more kernels with the same targets.
         if scores.dim() == 3:
             members = scores.shape[1]
@@ -337,7 +337,7 @@ class TrainingRun(ResumableRun):
         return means | {"val_loss": float(np.mean(losses))}
 
     def finish(self) -> TrainedModel:
-        """Build the trained model from the best weights, calibrate it, and replace the checkpoint by its file."""
+        """Build the trained model from the best weights, calibrate it, save it and delete the checkpoint."""
         from tilewise.costmodel.confidence_fit import calibrate
 
         self._load_best()
@@ -383,7 +383,7 @@ def _batch_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -
 
 
 def _nested_kernels(split: Split, settings: TrainSettings) -> tuple[Any, Any]:
-    """Return the kernels that choose the checkpoint, and those that confidences are fitted to.
+    """Split the valid kernels into those that choose the checkpoint and those that confidences are fitted to.
 
     Confidences fitted to kernels that also chose the checkpoint are too high, so a third is left out of the choice if
     there are enough kernels. The course's models validate on all of them, or on the first `validate_batches` batches.
@@ -412,7 +412,10 @@ def resolve_device(name: str) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks of megabytes: returning them costs a page fault per 4 KiB in every step."""
+    """Make the C library keep freed blocks of megabytes for reuse, instead of returning them to the system.
+
+    Returning them costs a page fault per 4 KiB in every training step.
+    """
     if not sys.platform.startswith("linux"):
         return
     import ctypes

@@ -31,7 +31,10 @@ Loss = Callable[[Doubles, Doubles, Mask], tuple[float, Doubles]]
 
 
 def list_mle(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """ListMLE (Xia et al. 2008): negative log-likelihood of the true order, slowest first, averaged over kernels."""
+    """Compute ListMLE (Xia et al. 2008) and its gradient by the scores; arrays are (K, C).
+
+    It is the negative log-likelihood of the true order, slowest first, averaged over kernels.
+    """
     value, grad = _ordered_likelihood(scores, -target, mask, 1 / TEMPERATURE, np.ones(scores.shape[1]))
     return value / len(scores), grad / len(scores)
 
@@ -50,7 +53,10 @@ def fastest_first(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, 
 def _ordered_likelihood(
     scores: Doubles, key: Doubles, mask: Mask, factor: float, weight: Doubles
 ) -> tuple[float, Doubles]:
-    """Sum weight_i (log sum_{j >= i} exp(s_j) - s_i) over positions i in order of the key, with s = factor * scores."""
+    """Sum weight_i (log sum_{j >= i} exp(s_j) - s_i) over positions i in order of `key`, with s = factor · scores.
+
+    Returns the sum and its gradient by the scores; all arrays are (K, C).
+    """
     unpadded = bool(mask.all())
     order = (key if unpadded else np.where(mask, key, np.inf)).argsort(axis=1, kind="stable")  # padding comes last
     # Turn the order within rows into indices of the flat arrays.
@@ -91,7 +97,7 @@ def _suffix_log_sums(s: Doubles, w: Doubles) -> tuple[float, Doubles]:
 
 
 def pairwise_hinge(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Return the hinge loss of pairs with different targets, divided by the slots as in TF-Ranking; its gradient."""
+    """Return the hinge loss of pairs with different targets, per slot as in TF-Ranking, and its gradient."""
     s, count = scores / TEMPERATURE, mask.sum()
     slower = (target[:, :, None] > target[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     hinge = (1.0 - (s[:, :, None] - s[:, None, :])) * slower
@@ -111,7 +117,7 @@ def mean_absolute_error(scores: Doubles, target: Doubles, mask: Mask) -> tuple[f
 
 
 def log_mse(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Compute the squared error of log runtime, each kernel's mean error subtracted, and its gradient by the scores."""
+    """Return the mean squared error of log runtime, up to a constant per kernel, and its gradient by the scores."""
     count = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     gap = (scores - np.log(np.maximum(target, 1e-9))) * mask
     gap = (gap - gap.sum(axis=1, keepdims=True) / count) * mask

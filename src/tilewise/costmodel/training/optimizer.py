@@ -73,14 +73,14 @@ class FlatAdam:
             self._update()
 
     def prepare_device_step(self) -> None:
-        """Count a step that `device_step` takes, and set its learning rate."""
+        """Update the step count and learning rate on the host, before each `device_step`."""
         self.step_count += 1
         self.rate.fill_(self.learning_rate)
         self.count.fill_(self.step_count - 1)
 
     @torch.no_grad()
     def device_step(self) -> None:
-        """Clip and update by tensor operations alone, as a captured graph can replay them."""
+        """Clip and update by tensor operations alone, which a CUDA graph can capture and replay."""
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         self.count += 1
@@ -112,7 +112,7 @@ class FlatAdam:
             moment.masked_fill_(moment.abs() < _DENORMAL_LIMIT, 0.0)
 
     def _clip(self, limit: float) -> None:
-        """Scale down each parameter's gradient whose norm exceeds the limit."""
+        """Scale down each parameter's gradient to a norm of at most `limit`."""
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
         factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)

@@ -38,7 +38,10 @@ class ProcessGroup:
     def scores(
         self, forward: Forward, inputs: Sequence[Any], targets: Sequence[Any], batch: KernelBatch
     ) -> torch.Tensor:
-        """Return the scores of a batch, whose gradients sum to those of a single process over all processes."""
+        """Return the scores of a whole batch, of which this process computes its share.
+
+        Summed over processes, the gradients are those of a single process.
+        """
         from tilewise.costmodel.models.torch.ragged import collate
 
         # With fewer kernels than processes, all compute the same and each contributes an equal share of the gradient.
@@ -51,7 +54,7 @@ class ProcessGroup:
         return self._gather_scores(own, len(inputs), batch.mask.shape[-1])
 
     def _gather_scores(self, own: torch.Tensor, kernels: int, slots: int) -> torch.Tensor:
-        """Gather all scores in the batch's order; only this process's own carry a gradient."""
+        """Gather the scores of all processes in the batch's order; only `own`, this process's, carry gradients."""
         import torch
         import torch.distributed as group
 

@@ -78,7 +78,7 @@ class ResumableRun:
         raise NotImplementedError
 
     def _fingerprint(self) -> str:
-        """Return a digest that a checkpoint must share with this run to be resumed."""
+        """Return a digest of settings and data; a checkpoint with another digest is not resumed."""
         raise NotImplementedError
 
     def learn(self, report: Report) -> None:
@@ -103,7 +103,7 @@ class ResumableRun:
                 break
 
     def _validate(self) -> dict[str, float]:
-        """Return the validation metrics, of the moving average of the weights if there is one."""
+        """Return the validation metrics, with the moving average of the weights if there is one."""
         current = self.optimizer.values.clone()
         if self.average is not None:
             self.optimizer.values.copy_(self.average)
@@ -116,16 +116,16 @@ class ResumableRun:
         return self.state.seconds + time.perf_counter() - started if started else 0.0
 
     def _update_average(self) -> None:
-        """Update the exponential moving average of the weights (plain mean for the first steps)."""
+        """Update the exponential moving average of the weights; the plain mean in the first steps."""
         if self.average is not None:
             # A plain mean during the first steps, so that the initial weights have no lasting influence.
             self.average.lerp_(self.optimizer.values, max(1 - self.settings.average, 1 / self.optimizer.step_count))
 
     def _update_best(self, row: dict[str, float], share: float) -> None:
-        """Remember the weights if they are the best so far.
+        """Store the weights if the metrics `row` are the best so far; `share` is the completed share of training.
 
-        Before the share `settled` of the run the learning rate is still high, and good metrics on a few kernels are
-        luck; so the first weights after it replace all earlier ones.
+        Before the share `settled` the learning rate is still high, and good metrics on a few kernels are luck; so the
+        first weights after it replace all earlier ones.
         """
         value = selection_value(row, self.settings.select)
         first_settled = share >= self.settings.settled > self.state.best_share
@@ -134,7 +134,7 @@ class ResumableRun:
             self.best_values.copy_(self.validated)
 
     def _record(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the training record of a model file."""
+        """Return the training record that a model file stores; `kwargs` are the model's arguments."""
         return {
             "model": self.settings.model,
             "model_kwargs": kwargs,
@@ -145,13 +145,13 @@ class ResumableRun:
         }
 
     def _load_best(self) -> None:
-        """Set the module's weights to the best ones and drop its gradients."""
+        """Load the best weights into the module, and free its gradients."""
         self.optimizer.values.copy_(self.best_values)
         for parameter in self.module.parameters():
             parameter.grad = None
 
     def _write_checkpoint(self, path: Path) -> None:
-        """Write weights, optimizer state and run state."""
+        """Write weights, optimizer state and progress to `path`."""
         tensors = {"values": self.optimizer.values, "best": self.best_values} | self.optimizer.state()
         if self.average is not None:
             tensors["average"] = self.average
@@ -159,7 +159,7 @@ class ResumableRun:
         write_tensors(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, record)
 
     def _is_valid_checkpoint(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-        """Check a checkpoint's names, shapes and types against those of this run."""
+        """Tell whether a checkpoint's names, shapes and types are those of this run."""
         size = tuple(self.optimizer.values.shape)
         names = {"values", "best", *self.optimizer.state(), *(["average"] if self.average is not None else [])}
         arrays_match = arrays.keys() == names and all(
@@ -176,7 +176,7 @@ class ResumableRun:
         )
 
     def resume(self, progress: bool) -> None:
-        """Continue from the folder's checkpoint if it belongs to this run; otherwise start again."""
+        """Load the folder's checkpoint if it belongs to this run; otherwise training starts again."""
         import torch
 
         path = self.folder / CHECKPOINT if self.folder else None
@@ -207,7 +207,10 @@ class ResumableRun:
 
 
 def selection_value(row: dict[str, float], select: str) -> float:
-    """Return the value that selects the best epoch; larger is better. ``top`` combines top-1 and top-5 error."""
+    """Return the metric `select` of an epoch's `row`, with a sign such that larger is better.
+
+    ``top`` combines top-1 and top-5 error.
+    """
     if select in ("opa", "tau"):
         value = row[f"val_{select}"]
         return value if np.isfinite(value) else -1.0
@@ -229,4 +232,4 @@ def print_epoch(row: dict[str, Any]) -> None:
 
 
 def silent(row: dict[str, Any]) -> None:
-    """Report nothing."""
+    """Discard an epoch's report."""

@@ -21,7 +21,7 @@ CACHE_BYTES = 256 << 20  # holds every embedded collection; arbitrary
 
 
 class InputCache:
-    """Model inputs of the kernels of one split, cached within a memory budget."""
+    """Cache of the model inputs of a split's kernels, within a memory budget."""
 
     def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
         self.kernels, self.preparation = kernels, preparation
@@ -33,9 +33,9 @@ class InputCache:
         return len(self.kernels)
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel, cached within the budget: creating its array views takes longer than a look-up.
+        """Return kernel `index` from the cache, or from the split.
 
-        Views of a memory map become plain arrays, whose rows are selected in half the time.
+        Cached kernels have plain arrays instead of views of a memory map, whose rows are selected twice as fast.
         """
         if index in self._kernels:
             return self._kernels[index]
@@ -57,14 +57,14 @@ class InputCache:
         return self._store(index, self.preparation.apply(self.kernel(index)))
 
     def rows(self, index: int, rows: npt.NDArray[np.int64]) -> ModelInputs:
-        """Return the inputs of some configurations of a kernel."""
+        """Return the inputs of the configurations `rows` of kernel `index`."""
         if index not in self._inputs and not self._fits(self.kernel(index)):
             return self.preparation.apply(self.kernel(index), rows)
         inputs = self.inputs(index)
         return inputs.with_config(inputs.config[rows])
 
     def target(self, index: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
-        """Return the normalised runtimes of a kernel's configurations."""
+        """Return the normalized runtimes of kernel `index`, of all configurations or `rows`."""
         kernel = self.kernel(index)
         target = kernel.target if rows is None else kernel.runtime[rows] / kernel.normalizer[rows]
         return np.asarray(target, dtype=np.float64)
@@ -85,7 +85,10 @@ class InputCache:
 
 
 def prepared_inputs(split: Split, kind: str) -> InputCache:
-    """Return the inputs of a train split under a preparation fitted to it; all models of the split share them."""
+    """Return the input cache of a train split under a preparation of this `kind` that is fitted to it.
+
+    All models that are trained on the split share the cache.
+    """
     if kind not in split.prepared:
         split.prepared[kind] = InputCache(split, preparation_class(kind).fit(split))
     cache: InputCache = split.prepared[kind]
@@ -93,10 +96,11 @@ def prepared_inputs(split: Split, kind: str) -> InputCache:
 
 
 def slate_positions(counts: Any, uniform: Any, fastest: float) -> Any:
-    """Return positions (K, C) in each kernel's order by runtime: the fastest, then one of each stratum of the rest.
+    """Sample C configurations of each of K kernels, as positions (K, C) in their order by runtime.
 
-    `counts` (K,) are the kernels' configurations and `uniform` (K, C) random numbers, both arrays or both tensors.
-    A kernel with at most C configurations gets positions 0 to C - 1, of which those beyond its count are padding.
+    The share `fastest` of them are the fastest; the others are drawn one from each stratum of the rest. `counts` (K,)
+    are the kernels' numbers of configurations and `uniform` (K, C) random numbers, both arrays or both tensors. A
+    kernel with at most C configurations gets positions 0 to C - 1, of which those beyond its count are padding.
     """
     slots = uniform.shape[1]
     leaders = int(fastest * slots)
@@ -105,10 +109,10 @@ def slate_positions(counts: Any, uniform: Any, fastest: float) -> Any:
     slower = counts[:, None] - leaders
     sampled_slots = leaders + (slot - leaders + uniform) * slower / (slots - leaders)
     direct = (slot < leaders) | (counts[:, None] <= slots)
-    return _integers(slot * direct + sampled_slots * ~direct)
+    return _floor_to_int(slot * direct + sampled_slots * ~direct)
 
 
-def _integers(x: Any) -> Any:
+def _floor_to_int(x: Any) -> Any:
     """Round an array or tensor down to int64."""
     return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
 
@@ -116,9 +120,9 @@ def _integers(x: Any) -> Any:
 def epoch_batches(
     cache: InputCache, batch: int, configs: int, seed: int, epoch: int, fastest: float = 0.0
 ) -> Iterator[tuple[list[ModelInputs], list[npt.NDArray[np.float64]]]]:
-    """Yield batches (inputs, targets) of kernels in random order, each with up to `configs` configurations.
+    """Yield batches (inputs, targets) of `batch` kernels in random order, each with up to `configs` configurations.
 
-    The share `fastest` of them are the fastest ones, the others random.
+    The share `fastest` of these are the kernel's fastest, the others random.
     """
     # One generator per epoch, so that resuming needs no generator state.
     rng = np.random.default_rng([seed, epoch])

@@ -110,7 +110,7 @@ def import_logs(
 
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `out` when the block ends without an error."""
+    """Yield a temporary folder, which becomes `out` if the block ends without an exception."""
     # The name is known before the folder exists, so that a signal at any moment leaves nothing.
     folder = out.parent / f".{out.name[:100]}.{secrets.token_hex(4)}.part"
     try:
@@ -127,6 +127,7 @@ def _read_records(format_name: str, files: Sequence[Path], device: str, report: 
     """Yield the records of all files and complete the device of those that do not name it."""
 
     def skip(reason: str) -> None:
+        """Count a record that is skipped for this reason."""
         report.skipped[reason if len(report.skipped) < _MAX_SKIP_REASONS else "other records"] += 1
 
     for path in files:
@@ -147,7 +148,7 @@ def gpu_name_in(text: str) -> str:
 
 
 def _with_device(record: LogRecord, device: str) -> LogRecord:
-    """Set the device of a record; a kernel that is named after the file loses the device's name."""
+    """Set a record's device, and remove the device's name from a kernel that is named after its file."""
     return record._replace(kernel=_remove_device_name(record.kernel, device), device=device)
 
 
@@ -159,7 +160,7 @@ def _remove_device_name(kernel: str, device: str) -> str:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The parameters that become columns, and for each parameter with words the number of every word, from 1."""
+    """Parameters of the configurations that become columns, and the number that encodes each word, from 1."""
 
     names: tuple[str, ...]
     words: Mapping[str, Mapping[str, float]]
@@ -194,7 +195,7 @@ class _Columns:
 
 
 def _shape_digest(identity: str) -> str:
-    """Return a digest of the kernel and its sizes without the device: one shape must not be in two splits."""
+    """Hash a kernel's name and sizes without the device, so that one shape is never in two splits."""
     _, _, kernel_and_sizes = identity.partition(', "kernel": ')  # quotes inside a name are escaped
     kernel, _, sizes = kernel_and_sizes.partition(', "sizes": ')
     return _short_digest(f"[{kernel}, {sizes[:-1]}]")
@@ -205,7 +206,7 @@ def _short_digest(text: str) -> str:
 
 
 def _split_by_shape(identities: Iterable[str]) -> list[str]:
-    """Return each kernel's split: a tenth of the shapes, in the order of their digests, for valid and for test.
+    """Assign a split to each kernel: shapes are ordered by digest, a tenth of them for valid and a tenth for test.
 
     Two shapes are enough for a valid split and three for a test split.
     """
@@ -238,7 +239,7 @@ def _write_kernels(
     out: Path,
     report: ImportReport,
 ) -> None:
-    """Write every kernel to its split: one file per kernel, or a few flat files if there are many kernels."""
+    """Write every kernel to its split's folder: one file each, or flat files if there are many."""
     features = _config_features(table.configurations, columns, description)
     splits = [split] * len(table.identities) if split else _split_by_shape(table.identities)
     writers: dict[str, SplitWriter] = {}
@@ -251,7 +252,7 @@ def _write_kernels(
                 report.skipped["a kernel with no configuration that ran"] += 1
                 continue
             sizes_from = table.configurations.numeric_parameters(int(timings["number"][0]))
-            kernel = _kernel(identity, timings, features, _graph(identity, sizes_from, description))
+            kernel = _build_kernel(identity, timings, features, _build_graph(identity, sizes_from, description))
             extra_arrays = _extra_arrays(timings, identity)
             extra_arrays["failed_config_feat"] = features[failures]
             # The folder of a split is created with its first kernel, so that no split is empty.
@@ -270,15 +271,15 @@ def _write_kernels(
             report.splits[kernel_split] = report.splits.get(kernel_split, 0) + 1
 
 
-def _kernel(identity: str, timings: ConfigTimings, features: Array, graph: KernelGraph) -> Kernel:
-    """Build a kernel from its timings; the arrays satisfy the checks of `make_kernel` by construction."""
+def _build_kernel(identity: str, timings: ConfigTimings, features: Array, graph: KernelGraph) -> Kernel:
+    """Build a `Kernel` from its timings; `features` has a row for every configuration of the import."""
     runtime = np.maximum(1, np.rint(timings["median_ns"])).astype(np.int64)
     # The normalizer is the default's runtime if the log marks one, else the median.
     defaults = runtime[timings["is_default"]]
     candidates = defaults[:1] if len(defaults) else np.sort(runtime)
     normalizer = int(candidates[(len(candidates) - 1) // 2] + candidates[len(candidates) // 2]) // 2
     fields = json.loads(identity)
-    program = _program(fields["kernel"], fields["device"])
+    program = _program_name(fields["kernel"], fields["device"])
     return Kernel(
         f"{program}_{_short_digest(identity)}",
         program,
@@ -289,23 +290,23 @@ def _kernel(identity: str, timings: ConfigTimings, features: Array, graph: Kerne
     )
 
 
-def _graph(identity: str, parameters: Mapping[str, Any], description: KernelDescription | None) -> KernelGraph:
-    """Build a kernel's graph; its sizes may be parameters of the configurations, such as a filter size."""
+def _build_graph(identity: str, parameters: Mapping[str, Any], description: KernelDescription | None) -> KernelGraph:
+    """Build a kernel's graph from its sizes, which may also be among the `parameters` of its configurations."""
     sizes = json.loads(identity)["sizes"]
     graph = description.graph({**parameters, **sizes}) if description else None
     return graph or plain_graph(sizes)
 
 
 @functools.lru_cache(1000)
-def _program(kernel: str, device: str) -> str:
-    """Build a program name from kernel and device, in characters that a file name may have."""
+def _program_name(kernel: str, device: str) -> str:
+    """Return a program name made of kernel and device, with only characters that are valid in file names."""
     # The program is the part of a kernel's name before the last underscore, so it must not contain one.
     text = "-".join(name for name in (kernel, device) if name)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:100] or "kernel"
 
 
 def _extra_arrays(timings: ConfigTimings, identity: str) -> dict[str, Array]:
-    """Return what a kernel file stores beside its six arrays: deviations, repeats and the kernel's identity."""
+    """Return the additional arrays of a kernel file: deviations, repeats and the kernel's identity."""
     return {
         "config_deviation": timings["deviation"].astype(np.float32),
         "config_repeats": np.minimum(timings["repeats"], 65535).astype(np.uint16),
@@ -314,7 +315,7 @@ def _extra_arrays(timings: ConfigTimings, identity: str) -> dict[str, Array]:
 
 
 def _report_missing(report: ImportReport, columns: _Columns, description: KernelDescription | None) -> None:
-    """Add a sentence to the report for each thing that the log and the options do not say."""
+    """Add a sentence to the report for each piece of information that neither log nor options have."""
     if not report.devices:
         report.missing.append("The log does not say which device it was measured on; --device names it.")
     if description is None:

@@ -61,7 +61,7 @@ class KernelDescription:
         return builder.build()
 
     def bounds(self, config: Mapping[str, Value]) -> list[int]:
-        """Return the 24 tile columns: the tile's bounds in the second operand, the result and the first operand."""
+        """Return the 24 tile columns: a tile's bounds in the second operand, the result, the first operand."""
         # TpuGraphs orders the bounds as kernel (second operand), output, input (first operand).
         first = self.operands[0] if self.operands else ()
         second = self.operands[1] if len(self.operands) > 1 else ()
@@ -74,7 +74,7 @@ class KernelDescription:
         ]
 
     def _tile_size(self, loop: str, config: Mapping[str, Value]) -> int:
-        """Return the tile size of a loop in a configuration; 0 if the configuration does not say."""
+        """Return the tile size of a loop in a configuration; 0 if the configuration has none."""
         # A tile may be a product, such as block size times unroll factor.
         parameters = [_look_up_size(name, config) for name in self.tile.get(loop, ())]
         sizes = [size for size in parameters if size is not None]
@@ -146,12 +146,12 @@ def _look_up_size(size: int | str, values: Mapping[str, Value]) -> int | None:
 
 
 def _is_transposed(prefix: str, values: Mapping[str, Value]) -> bool:
-    """Return whether the log's strides say that a matrix is stored in column-major order."""
+    """Tell whether the strides in a log, under names with this prefix, are those of a column-major matrix."""
     return values.get(f"{prefix}_stride_0") == 1.0 != values.get(f"{prefix}_stride_1", 1.0)
 
 
 def _check_list(value: Any, path: Path) -> list[Any]:
-    """Return the value if it is a list of at most `_MAX_ENTRIES`; raise `FileFormatError` otherwise."""
+    """Return `value`; raise `FileFormatError` unless it is a list of at most `_MAX_ENTRIES`."""
     if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
         raise FileFormatError(
             f"{path}: operands, result and each tile must be lists of at most {_MAX_ENTRIES} entries."
@@ -160,7 +160,7 @@ def _check_list(value: Any, path: Path) -> list[Any]:
 
 
 def _check_names(value: Any, path: Path, loops: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the value if it is a list of names (keys of `loops`, if given); raise `FileFormatError` otherwise."""
+    """Return `value`; raise `FileFormatError` unless it is a list of names (keys of `loops`, if passed)."""
     names = _check_list(value, path)
     if not all(isinstance(name, str) for name in names):
         raise FileFormatError(f"{path}: the names of loops and parameters must be texts.")

@@ -33,7 +33,7 @@ _MAX_RUNS = 100_000
 
 
 def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of a run's CSV file; its log of the run is looked for beside it."""
+    """Yield the records of a run's CSV file; the run's own log is read from the same folder, if it exists."""
     run_entries = _read_run_entries(source.path)
     rows = csv_rows(lines(source), skip)
     columns = next(rows, [])
@@ -47,7 +47,7 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
         return _parse_run_entry(run_entries.get(run_id, {}), default_kernel)
 
     def convert(row: list[str]) -> LogRecord | None:
-        """Convert a row; None for the row of a candidate that starts."""
+        """Convert a CSV row to a record; None for a row that only marks the start of a candidate."""
         fields = dict.fromkeys(columns, "") | dict(zip(columns, row, strict=False))
         if fields["status"] == "started":
             return None

@@ -37,7 +37,7 @@ _NOT_TRITON_PARAMETERS = ("kwargs", "pre_hook", "ir_override")
 
 
 def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield the records of an Inductor log or of a feedback file; the first line shows which of them it is."""
+    """Yield the records of an AutoHeuristic log or of a feedback file; the first line decides which it is."""
     # A feedback file has a record in its first line; AutoHeuristic's has a header there.
     text = lines(source)
     head = parse_line(next(text, ""))
@@ -61,7 +61,7 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
     size_names = [columns[column] for column in size_columns]
 
     def convert(row: list[str]) -> LogRecord:
-        """Convert a row of the CSV."""
+        """Convert one CSV row to a record."""
         config, times = _parse_choice(row[choice]), runtimes([float(row[feedback])], MILLISECOND_NS)
         return LogRecord(
             kernel=name,
@@ -79,13 +79,13 @@ def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
 
 @cache_by_value
 def _parse_sizes(row: list[list[str]]) -> Mapping[str, Value]:
-    """Combine the names and the values of the problem's columns."""
+    """Return the problem's sizes by name, from the CSV's name and value columns."""
     return {check_text(column, 100): plain_value(value) for column, value in zip(*row, strict=True)}
 
 
 @cache_by_value
 def _parse_choice(text: str) -> Mapping[str, Value]:
-    """Parse the parameters in a choice's name; a name without parameters is a library."""
+    """Parse the parameters in the name of a kernel choice; a name without parameters is a library call."""
     parameters = dict(entry.split("=", 1) for entry in text.split("_") if "=" in entry)
     # The same parameter must have the same name in all collections, so that a model can read both.
     parameters = {_COLLECTION_NAMES.get(name, name): value for name, value in parameters.items()}
@@ -151,7 +151,7 @@ def read_triton_cache(source: Source, skip: Skip) -> Iterator[LogRecord]:
 
 
 def _key_values(values: list[Any]) -> Mapping[str, Value]:
-    """Return the values of an autotuning key as sizes key_0, key_1, …; empty if one is unusable."""
+    """Name the values of an autotuning key key_0, key_1, …; return {} if one of them is not a size or word."""
     try:
         return flat_values({"key": values})
     except BadRecordError:
@@ -159,7 +159,7 @@ def _key_values(values: list[Any]) -> Mapping[str, Value]:
 
 
 def _triton_parameters(config: Any) -> Mapping[str, Value]:
-    """Return the parameters of a configuration; the entries of ``kwargs`` become parameters like the others."""
+    """Flatten a Triton configuration: the entries of ``kwargs`` join the other parameters."""
     if isinstance(config, str):  # BLOCK_M: 64, num_warps: 4, …
         return flat_values(dict(entry.strip().split(": ", 1) for entry in config.split(",") if ": " in entry))
     if not isinstance(config, Mapping):

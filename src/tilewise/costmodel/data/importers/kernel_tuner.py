@@ -82,7 +82,10 @@ def _cache_record(head: Mapping[str, Any], source: Source, entry: Any) -> LogRec
 def _record(
     source: Source, head: Mapping[str, Any], config: Any, times: Any, failure: Any, unit_ns: float = MILLISECOND_NS
 ) -> LogRecord:
-    """Build the record of one configuration; without times (in units of `unit_ns`) it is a failure."""
+    """Build the record of one configuration from its times, in units of `unit_ns`.
+
+    Without usable times the record is a failure with the reason `failure`.
+    """
     times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
     return LogRecord(
         kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),

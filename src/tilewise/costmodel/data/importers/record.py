@@ -52,9 +52,9 @@ class BadRecordError(ValueError):
 def convert_entries(
     entries: Iterable[Entry], convert: Callable[[Entry], LogRecord | None], skip: Skip, malformed: str
 ) -> Iterator[LogRecord]:
-    """Yield the record of each entry; skip the entries for which `convert` raises an error or returns None.
+    """Convert entries of a log to records; skip those for which `convert` raises or returns None.
 
-    The reason for skipping is `malformed` unless the error is a `BadRecordError`, which says it itself.
+    `skip` is called with the reason: a `BadRecordError`'s message, else `malformed`.
     """
     for entry in entries:
         try:
@@ -79,7 +79,7 @@ def cache_by_value(function: Callable[[Any], Result]) -> Callable[[Any], Result]
 
     @functools.wraps(function)
     def cached(values: Any) -> Result:
-        """Look up the result for equal values, or compute and store it."""
+        """Return the cached result for an equal value, or compute and cache it."""
         nonlocal key_bytes
         try:
             key = marshal.dumps(values, 2)
@@ -109,20 +109,20 @@ def flat_values(values: Any) -> Mapping[str, Value]:
         raise BadRecordError("the values have no names")
     result: dict[str, Value] = {}
     for name, value in values.items():
-        _flatten(_check_name(name), value, result, 0)
+        _add_flattened(_check_name(name), value, result, 0)
     return result
 
 
-def _flatten(name: str, value: Any, result: dict[str, Value], depth: int) -> None:
-    """Add `value` to `result`: list items under numbered names, table items under dotted names."""
+def _add_flattened(name: str, value: Any, result: dict[str, Value], depth: int) -> None:
+    """Add `value` to `result`: list items under names like `name_0`, dict items under `name.key`."""
     if len(result) >= MAX_VALUES or depth > _MAX_DEPTH:
         raise BadRecordError(f"more than {MAX_VALUES} values, or nested too deeply")
     if isinstance(value, list | tuple):
         for position, item in enumerate(value):
-            _flatten(f"{name}_{position}", item, result, depth + 1)
+            _add_flattened(f"{name}_{position}", item, result, depth + 1)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _flatten(f"{name}.{_check_name(key)}", item, result, depth + 1)
+            _add_flattened(f"{name}.{_check_name(key)}", item, result, depth + 1)
     elif value is not None:
         result[name[:MAX_NAME]] = plain_value(value)
 
@@ -168,6 +168,6 @@ def check_text(value: Any, max_length: int) -> str:
 
 
 def runtimes(values: list[Any], unit_ns: float) -> tuple[float, ...]:
-    """Convert repeats to nanoseconds; drop values that are not times (zero, infinite, not a number)."""
+    """Convert repeated times (in units of `unit_ns`) to nanoseconds; drop zero, infinite and NaN values."""
     numbers = [value for value in values if type(value) is float or (type(value) is int and 0 < value < 1 << 60)]
     return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= MAX_RUNTIME_NS])[:MAX_REPEATS]

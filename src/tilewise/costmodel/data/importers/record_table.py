@@ -61,7 +61,7 @@ class RecordTable:
             raise FileFormatError(f"The log contains more than {MAX_TIMINGS:,} timings.")
 
     def _kernel_number(self, record: LogRecord) -> int:
-        """Return the number of a record's kernel; add the kernel if it is new."""
+        """Return the number of a record's kernel; a new kernel gets the next number."""
         # Consecutive records usually belong to one kernel, and readers return the same object for equal sizes.
         sizes, device, kernel, number = self._last
         if sizes is not record.sizes or device != record.device or kernel != record.kernel:
@@ -73,7 +73,7 @@ class RecordTable:
         return number
 
     def kernels(self) -> Iterator[tuple[str, ConfigTimings]]:
-        """Yield the identity and the configurations of every kernel, in the order of arrival."""
+        """Yield (identity, timings) of every kernel, in the order of its first record."""
         keys, times = np.frombuffer(self._keys, np.int64), np.frombuffer(self._times, np.float64)
         order = np.argsort(keys, kind="stable")
         ends = np.searchsorted(keys, np.arange(1, len(self.identities) + 1) << 32, sorter=order)  # of each kernel
@@ -83,15 +83,18 @@ class RecordTable:
             # A batch is as many whole kernels as have about _BATCH_TIMINGS timings.
             last = max(first + 1, int(np.searchsorted(ends, start + _BATCH_TIMINGS)))
             rows = order[start : ends[last - 1]]
-            kernels, timings = _summarize(keys[rows], times[rows])
+            kernels, timings = _merge_timings(keys[rows], times[rows])
             cuts = np.searchsorted(kernels, np.arange(first, last + 1)).tolist()
             for low, high in itertools.pairwise(cuts):
                 yield next(identities), timings[low:high]
             first, start = last, int(ends[last - 1])
 
 
-def _summarize(keys: npt.NDArray[np.int64], times: Floats) -> tuple[npt.NDArray[np.int64], ConfigTimings]:
-    """Reduce timings to one entry per configuration; return the kernel of each entry, and the entries."""
+def _merge_timings(keys: npt.NDArray[np.int64], times: Floats) -> tuple[npt.NDArray[np.int64], ConfigTimings]:
+    """Merge repeated timings: return the kernel number of each (kernel, configuration) pair, and the pairs' statistics.
+
+    `keys` encode kernel and configuration of each timing in `times`.
+    """
     order = np.lexsort((times, keys >> 1))  # within a configuration by time; NaN, a failure, comes last
     times, configs = times[order], keys[order] >> 1
     starts = np.flatnonzero(np.diff(configs, prepend=-1))
@@ -112,7 +115,7 @@ def _summarize(keys: npt.NDArray[np.int64], times: Floats) -> tuple[npt.NDArray[
 
 @dataclass(frozen=True)
 class _Layout:
-    """Configurations with the same parameter names and the same of them words; a row is the values as float64."""
+    """Configurations with the same parameter names, of which the same ones are words; a row has their values."""
 
     names: tuple[str, ...]
     word_positions: tuple[int, ...]
@@ -139,7 +142,7 @@ class LoggedConfigs:
         return {name for layout in self._layouts.values() for name in layout.names}
 
     def number(self, config: Mapping[str, Value]) -> int:
-        """Return the number of this configuration; add the configuration if it is new."""
+        """Return the number of a configuration; a new one gets the next number."""
         if (recent := self._recent.get(id(config))) is not None:
             return recent[1]
         names = tuple(sorted(config))
@@ -160,7 +163,7 @@ class LoggedConfigs:
         return number
 
     def _add_layout(self, names: tuple[str, ...], word_positions: tuple[int, ...]) -> _Layout:
-        """Register a new set of parameter names, and which of them hold words; too many sets are an error."""
+        """Register a new set of parameter names and which of them are words; raise if there are too many."""
         self._layout_names += len(names)
         layout = self._layouts[names, word_positions] = _Layout(names, word_positions)
         if self._layout_names > MAX_LAYOUT_NAMES:
@@ -168,7 +171,7 @@ class LoggedConfigs:
         return layout
 
     def _word_number(self, name: str, word: str) -> float:
-        """Number a word among the values of parameter `name`, from 1, adding it if it is new."""
+        """Return the number, from 1, of a word among the values of parameter `name`; add a new word."""
         word_list = self.words.setdefault(name, {})
         if word not in word_list and len(word_list) > MAX_WORDS:
             # The list is full: the parameter will be left out, but its rows must still differ.
@@ -184,7 +187,7 @@ class LoggedConfigs:
         return values
 
     def columns(self, names: Sequence[str], numbers: Mapping[str, Mapping[str, float]]) -> npt.NDArray[np.float32]:
-        """Return the columns called `names` of all configurations: (configurations, names).
+        """Return the parameters `names` of all configurations as float32 columns: (configurations, names).
 
         `numbers` maps the words of a parameter to the numbers of the column. A configuration without a parameter has 0.
         """

@@ -111,7 +111,7 @@ def _tar_members(stream: Readable, path: Path) -> Iterator[Source]:
 
 
 class _LimitedStream:
-    """Stream that raises `FileFormatError` if the compressed data is damaged, or unpacks to more than any log needs."""
+    """Stream that raises `FileFormatError` if compressed data is damaged or unpacks to an implausible size."""
 
     def __init__(self, stream: Readable, path: Path, limit: int = MAX_UNPACKED_BYTES) -> None:
         self._stream, self._path, self._limit, self._remaining = stream, path, limit, limit
@@ -123,7 +123,7 @@ class _LimitedStream:
         return self._unpack(self._stream.readline, size)
 
     def _unpack(self, method: Callable[[int], bytes], size: int) -> bytes:
-        """Read from the compressed stream; its exceptions arise in the reader, not in `open_sources`."""
+        """Call `method(size)` of the compressed stream; convert its exceptions and check the size."""
         try:
             # gzip and zip check their sums only while they unpack.
             chunk = method(size)
@@ -136,7 +136,7 @@ class _LimitedStream:
 
 
 def lines(source: Source) -> Iterator[str]:
-    """Yield stripped lines; bytes that are not UTF-8 are replaced, so that a bad byte costs one line only."""
+    """Yield stripped lines of text; invalid UTF-8 is replaced, so that a bad byte costs one line only."""
     while line := source.stream.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise FileFormatError(f"{source.name} has a line of more than {MAX_LINE_BYTES >> 20} MiB.")
@@ -144,7 +144,7 @@ def lines(source: Source) -> Iterator[str]:
 
 
 def csv_rows(text: Iterable[str], skip: Callable[[str], None]) -> Iterator[list[str]]:
-    """Yield the rows of CSV up to the first row that cannot be parsed."""
+    """Yield the rows of CSV text; at one that cannot be parsed, call `skip` with the reason and stop."""
     try:
         yield from csv.reader(text)
     except csv.Error as error:
@@ -227,7 +227,7 @@ class JsonWalker:
                 pass
 
     def _read_more(self) -> bool:
-        """Append the next chunk to the text and drop what was consumed; return False at the end of the stream."""
+        """Append the next chunk to the buffer and drop consumed text; return False at the end."""
         if self._at_end:
             return False
         chunk = self._source.stream.read(_CHUNK_BYTES)

@@ -83,14 +83,14 @@ def _metaschedule_record(entry: Any) -> LogRecord | None:
 
 @cache_by_value
 def _argument_sizes(arguments: Any) -> Mapping[str, Value]:
-    """Number the sizes and types of the arguments, such as ["TENSOR", [1, 3, 224, 224], "float32"]."""
+    """Return an argument list's sizes and dtypes by numbered names, from ["TENSOR", [1, 3], "float32"]."""
     values = flat_values({"arg": arguments})
     return {name: value for name, value in values.items() if value != "TENSOR"}
 
 
 @cache_by_value
 def _target(target: Any) -> str:
-    """Describe a log's TVM target (a text, or an object of its options) in at most 100 characters."""
+    """Describe a TVM target, a text or a JSON object, in at most 100 characters."""
     if isinstance(target, Mapping):
         target = " ".join(str(target.get(key, "")) for key in ("kind", "mcpu", "arch", "tag", "model")).strip()
     return str(target)[:100]

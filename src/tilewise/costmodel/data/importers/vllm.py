@@ -104,14 +104,14 @@ def parse_file_name(name: str) -> tuple[str, dict[str, Value], str]:
 
 
 def _tokens(key: str) -> float:
-    """Parse a row's key, the number of tokens (the product's m)."""
+    """Parse the key of a row, the number of tokens (m of the product)."""
     if not key.isdecimal() or not 0 < int(key) < _MAX_SIZE:
         raise BadRecordError("a row whose name is not a number of tokens")
     return float(key)
 
 
 def _settings(config: Any) -> Mapping[str, int]:
-    """Return the settings of a tuned row by name; raise `BadRecordError` unless they are a Triton kernel's."""
+    """Return a row's settings by name; raise `BadRecordError` unless they are integers of a Triton kernel."""
     if not isinstance(config, Mapping) or "BLOCK_SIZE_M" not in config:
         raise BadRecordError("a row without BLOCK_SIZE_M")
     if not all(type(value) is int and 0 <= value < _MAX_SIZE for value in config.values()) or len(config) > 20:
@@ -120,7 +120,10 @@ def _settings(config: Any) -> Mapping[str, int]:
 
 
 def alternatives(row: TunedRow) -> Iterator[Mapping[str, int]]:
-    """Yield the configurations of the search list that a winner is compared with: other tiles, or one other setting."""
+    """Yield the configurations that lost against a tuned winner, from the tool's search list.
+
+    They have another tile with the winner's other settings, or the winner's tile with one setting changed.
+    """
     amd = "AMD" in row.device or "Radeon" in row.device
     choices = _STATE_UPDATE if row.family == "selective_state_update" else _AMD if amd else _NVIDIA
     tile = [name for name in TILE if name in row.config and name in choices]
@@ -133,7 +136,7 @@ def alternatives(row: TunedRow) -> Iterator[Mapping[str, int]]:
 
 
 def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
-    """Yield each winner and the configurations it is compared with; see the module's docstring for their runtimes."""
+    """Yield each tuned winner as a record with runtime 1 ns, and the configurations that lost against it with 2 ns."""
     for row in read_rows(source, skip):
         for runtime_ns, configs in ((1.0, (row.config,)), (2.0, alternatives(row))):
             for config in configs:

@@ -68,7 +68,7 @@ def _dense(w: Weights, name: str, x: Floats) -> Floats:
 
 
 def _stack(w: Weights, name: str, x: Floats, act: Activation, first: Floats | None = None) -> Floats:
-    """Apply the dense layers of `name` with activations between them; `first` is the first layer's result if known."""
+    """Apply the dense layers `name.0`, `name.1`, ... with activations in between."""
     depth = 0
     # The depth follows from the weights that exist.
     while f"{name}.layers.{depth}.kernel" in w:
@@ -80,8 +80,8 @@ def _stack(w: Weights, name: str, x: Floats, act: Activation, first: Floats | No
     return x
 
 
-def _join(w: Weights, name: str, left: Floats, right: Floats) -> Floats:
-    """Apply the dense layer `name` to all pairs [left, right]: (a, L) and (b, R) give (b, a, H)."""
+def _dense_on_pairs(w: Weights, name: str, left: Floats, right: Floats) -> Floats:
+    """Apply dense layer `name` to all concatenations of rows of `left` (a, L) and `right` (b, R): (b, a, H)."""
     # [left, right] @ kernel is left @ upper rows + right @ lower rows, so each is multiplied once.
     kernel, bias = w[f"{name}.kernel"], w[f"{name}.bias"]
     joined: Floats = (left @ kernel[: left.shape[-1]] + bias)[None] + (right @ kernel[left.shape[-1] :])[:, None]
@@ -101,8 +101,8 @@ def _reduce(x: Floats, reduction: str) -> Floats:
 
 
 def _late_join(w: Weights, inputs: ModelInputs, pooled: Floats, act: Activation) -> Floats:
-    """Join the pooled graph with every configuration and apply the head, (C,)."""
-    first = _join(w, "head.layers.0", pooled[None], inputs.config)[:, 0]
+    """Concatenate the pooled graph with every configuration and apply the head: (C,)."""
+    first = _dense_on_pairs(w, "head.layers.0", pooled[None], inputs.config)[:, 0]
     return _stack(w, "head", first, act, first)[:, 0]
 
 
@@ -117,7 +117,7 @@ def _mlp(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
 
 
 def _sage_layers(w: Weights, x: Floats, near: NodeMatrix, act: Activation, depth: int) -> Floats:
-    """Apply the GraphSAGE layers from number `depth` on to node values x (n, H)."""
+    """Apply GraphSAGE layers from number `depth` on to node values x (n, H); `near` sums over neighbours."""
     while f"gnn.{depth}.kernel" in w:
         kernel = w[f"gnn.{depth}.kernel"]
         half = len(kernel) // 2
@@ -179,7 +179,7 @@ def _late_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
 def _early_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     """Score with EarlyJoinResGCN (configuration joined to every node's input): one score per configuration."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    first = _join(w, "prenet.layers.0", _node_inputs(w, inputs), inputs.config)
+    first = _dense_on_pairs(w, "prenet.layers.0", _node_inputs(w, inputs), inputs.config)
     return _stack(w, "head", _convolve(w, kw, _stack(w, "prenet", first, act, first), inputs, act), act)[:, 0]
 
 
@@ -193,7 +193,7 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], ModelInputs], Floats]] 
 
 
 def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
-    """Score all configurations with the baseline called `model`, a chunk of them at a time."""
+    """Score all configurations with the baseline called `model`, in chunks of bounded memory: (C,)."""
     early = model.startswith("Early")
     size = max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node))) if early else _CHUNK_CONFIGS
     chunks = [inputs.config[start : start + size] for start in range(0, len(inputs.config), size)]
@@ -201,7 +201,7 @@ def score(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: Model
 
 
 def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
-    """Score the configurations with the baseline called `model`."""
+    """Run the baseline called `model` on all configurations of `inputs` at once: (C,)."""
     if model not in FORWARD:
         raise FileFormatError(
             f"The NumPy scorer has no model {model!r}; load the file with load_model, which uses torch."

@@ -51,7 +51,7 @@ class KernelEncoding:
 
 
 def fold(w: Weights, kwargs: Mapping[str, Any]) -> FoldedWeights:
-    """Rearrange a model's weights for scoring; `kwargs` are the arguments that it was built with."""
+    """Rearrange a model's weights for fast scoring; `kwargs` are the arguments of its constructor."""
     members = len(w["scaling"])
     return FoldedWeights(
         weights=w,
@@ -71,13 +71,16 @@ def _numbered_layers(w: Weights, name: str) -> list[Dense]:
 
 
 def first_layers(w: Weights) -> Floats:
-    """Stack the first layers of all members, (D, members * H): scaling the inputs is scaling the kernel's rows."""
+    """Stack the first layers of all ensemble members: (D, members * H). Members scale the rows of one kernel."""
     kernels = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]  # (members, D, H)
     return np.ascontiguousarray(kernels.transpose(1, 0, 2).reshape(kernels.shape[1], -1))
 
 
 def encode(folded: FoldedWeights, inputs: ModelInputs) -> KernelEncoding:
-    """Fold one kernel into the weights; of the configurations only the first row's kernel-wide columns are read."""
+    """Encode a kernel's graph and fold it into the weights; scoring a configuration then needs no graph.
+
+    Only the kernel-wide columns of the first configuration are read.
+    """
     w = folded.weights
     nodes = encode_nodes(folded, inputs)
     kernel = encode_kernel(w, nodes, inputs.config[0, : folded.global_width])
@@ -106,14 +109,14 @@ def encode_nodes(folded: FoldedWeights, inputs: ModelInputs) -> Floats:
 
 
 def encode_kernel(w: Weights, nodes: Floats, kernel_wide: Floats) -> Floats:
-    """Pool the nodes and join them with the kernel-wide inputs; returns (H,)."""
+    """Pool the node encodings (n, d) and join them with the kernel-wide inputs: (H,)."""
     # The mean describes the average node; the sum over sqrt(n) also grows with the graph.
     total, count = nodes.sum(axis=0), nodes.dtype.type(len(nodes))
     return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), kernel_wide])))
 
 
 def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) -> Floats:
-    """Score configurations (C, global_width + D) of the encoded kernel, a chunk at a time."""
+    """Score configurations (C, global_width + D) of an encoded kernel in chunks: (C,)."""
     scores = np.empty(len(config), config.dtype)
     step = max(1, _CHUNK_ROWS // folded.members)
     for start in range(0, len(scores), step):
@@ -126,7 +129,7 @@ def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) 
 
 
 def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats) -> Floats:
-    """Compute one score per configuration from the first layer's outputs (C, members * H), which are overwritten."""
+    """Compute one score per configuration from the first layer's output (C, members * H), which is overwritten."""
     h = hidden.reshape(-1, len(encoding.bias))  # (C * members, H)
     zero = h.dtype.type(0)  # NumPy converts a Python 0 in every call, which takes longer than the comparison
     h += encoding.bias
@@ -142,7 +145,7 @@ def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats
 
 
 def _attend(h: Floats, keys: Floats, key_bias: Floats, values: Floats) -> Floats:
-    """Return the softmax attention of rows (R, H) to the kernel's nodes, given by keys and values."""
+    """Return the attention of rows h (R, H) to the kernel's nodes, with these keys, key bias and values."""
     logits = keys.T @ h.T  # (n, R): there are few nodes, so reductions over them run along contiguous rows
     logits += key_bias[:, None]
     # Subtract the maximum so that exp cannot overflow.

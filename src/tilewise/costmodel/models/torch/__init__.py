@@ -49,7 +49,9 @@ SINGLE_THREAD_CONFIGS = 1024  # one thread of torch scores this many configurati
 
 
 def model_class(name: str) -> type[nn.Module]:
-    """Return the class of that name; ``package.module:Class`` imports a user's own, also from the working folder.
+    """Return the model class called `name`.
+
+    ``package.module:Class`` imports a user's own, also from the working folder.
 
     Such a name must come from the user, never from a file; `trained.load_model` ensures that.
     """

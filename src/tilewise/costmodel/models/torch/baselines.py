@@ -37,7 +37,7 @@ class Baseline(nn.Module):
         return torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)
 
     def penalty(self, batch: KernelBatch) -> Tensor:
-        """Return L2 of the dense kernels plus the mean over nodes of their squared embedding rows."""
+        """Return the regularization loss: L2 of the dense weights and mean squared embeddings of the nodes."""
         kernels = [layer.kernel for layer in self.modules() if isinstance(layer, Dense)]
         # The share of the batch's nodes that have each opcode; torch.bincount takes 0.25 ms, much more than NumPy.
         opcodes = np.concatenate([inputs.opcode for inputs in batch.inputs])
@@ -47,7 +47,7 @@ class Baseline(nn.Module):
 
 
 def reduce_nodes(x: Tensor, batch: KernelBatch, reduction: str) -> Tensor:
-    """Pool nodes (N, ...) to kernels (K, ...)."""
+    """Pool node values (N, ...) to one per kernel (K, ...) by `reduction`: "sum", "mean" or "max"."""
     if reduction == "max":
         # A maximum is not linear, so it cannot be a matrix product.
         index = batch.kernel_of_node.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
@@ -63,7 +63,10 @@ def reduce_nodes(x: Tensor, batch: KernelBatch, reduction: str) -> Tensor:
 
 
 def join_after_pooling(pooled: Tensor, batch: KernelBatch, head: Stack) -> Tensor:
-    """Apply `head` to [pooled, configuration], (K, C); its first layer is applied to the two separately."""
+    """Apply `head` to each pooled graph (K, P) joined with each of its configurations: (K, C).
+
+    The head's first layer is applied to the two separately, which avoids the joined tensor.
+    """
     # [pooled, config] @ kernel, computed once per kernel and once per configuration.
     layer, width = head.layers[0], pooled.shape[-1]
     assert isinstance(layer, Dense)
@@ -168,7 +171,7 @@ class EarlyJoinSAGE(_SageBaseline):
         return [self.embedding.table, *(tensor for layer in layers for tensor in (layer.kernel, layer.bias))]
 
     def _first_layer(self, nodes: Tensor, batch: KernelBatch) -> Tensor:
-        """Compute the first layer on (N, C) from products over nodes and over configurations.
+        """Compute the first layer for all pairs of node and configuration, (N, C, H), from separate products for each.
 
         The sum over neighbours of a configuration's term is the node's degree times that term.
         """

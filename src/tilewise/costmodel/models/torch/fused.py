@@ -40,7 +40,7 @@ class SageWeights:
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Floats], depth: int) -> SageWeights:
-        """Build from the opcode table, kernel and bias of `depth` GraphSAGE layers, then those of the head."""
+        """Build from arrays in order: opcode table, kernel and bias of `depth` GraphSAGE layers, the head's."""
         first, width = arrays[1], arrays[1].shape[1]
         # The published layer stacks both halves along its inputs; side by side, one product computes both.
         first_kernel = np.ascontiguousarray(first.reshape(2, -1, width).transpose(1, 0, 2)).reshape(-1, 2 * width)
@@ -58,7 +58,7 @@ def available(hidden_activation: str) -> bool:
 def first_products(
     weights: SageWeights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats
 ) -> tuple[Floats, Floats]:
-    """Multiply nodes and configurations (K, C, D) with the first layer: (N, 2H) and (K, C, 2H)."""
+    """Multiply nodes and configurations (K, C, D) by the first layer's weights separately: (N, 2H) and (K, C, 2H)."""
     start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
     nodes = _kernels.matmul(features, weights.first_kernel[:start])
     # There are far fewer opcodes than nodes: multiply the table once and look rows up.
@@ -68,7 +68,7 @@ def first_products(
 
 
 def head_values(weights: SageWeights, x: Floats) -> list[Floats]:
-    """Return the inputs of the head's layers and, last, its result (rows, 1)."""
+    """Run the head on x; return the input of each of its layers and, last, its result (rows, 1)."""
     values = [x]
     for number, (kernel, bias) in enumerate(weights.head):
         y = _kernels.matmul(values[-1], kernel, bias=bias)
@@ -85,7 +85,7 @@ def supports(x: Tensor) -> bool:
 
 @contextmanager
 def kernel_threads(model: nn.Module, device: str) -> Iterator[None]:
-    """Give torch's threads to the compiled kernels, and one to torch, if the model uses those kernels."""
+    """Lend torch's threads to the compiled kernels inside the block if the model uses these; torch gets one."""
     # Other models and devices keep their threads.
     if native is None or device != "cpu" or not getattr(model, "compiled", False):
         yield
@@ -113,7 +113,7 @@ class SagePass:
 
     @classmethod
     def forward(cls, batch: KernelBatch, tensors: Sequence[Tensor], depth: int, keep: bool) -> SagePass:
-        """Run the forward pass; `tensors` are in the order of `SageWeights.from_arrays`.
+        """Run the forward pass; `tensors` are in the order of `SageWeights.from_arrays`, with `depth` GraphSAGE layers.
 
         `keep` saves the activations for `backward`.
         """
@@ -149,7 +149,7 @@ class SagePass:
 
 
 def early_join_sage(batch: KernelBatch, tensors: Sequence[Tensor], depth: int) -> Tensor:
-    """Return scores (K, C) that autograd can differentiate."""
+    """Compute EarlyJoinSAGE's scores (K, C) with the compiled kernels, differentiable by autograd."""
     result: Tensor = _EarlyJoinSage.apply(batch, depth, *tensors)  # type: ignore[no-untyped-call]
     return result
 

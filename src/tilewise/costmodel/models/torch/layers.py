@@ -97,5 +97,5 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 def sage(x: Tensor, layer: Dense, matrix: SparseMatrix, activation_name: str) -> Tensor:
-    """Apply one GraphSAGE layer to (N, ..., H)."""
+    """Apply a GraphSAGE layer to node values (N, ..., H); `matrix` (N, N) sums over neighbours."""
     return l2_normalize(activation(activation_name)(layer(torch.cat([matrix @ x, x], dim=-1))))

@@ -55,7 +55,7 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Multiply a matrix (r, n) with x (n, ...), whose later axes are flattened for it and restored."""
+    """Multiply a sparse matrix (r, n) by a tensor (n, ...): (r, ...)."""
     flat = x.reshape(len(x), -1)
     if matrix.layout == torch.strided:
         return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
@@ -77,15 +77,18 @@ def sparse_matrix(
     *,
     symmetric: bool = False,
 ) -> SparseMatrix:
-    """Build a matrix and its transpose from entries; entries at equal positions are summed."""
-    matrix = _stored(rows, columns, values, shape, device)
-    return SparseMatrix(matrix, matrix if symmetric else _stored(columns, rows, values, shape[::-1], device))
+    """Build a sparse matrix and its transpose from (row, column, value) entries.
+
+    Entries at equal positions are summed.
+    """
+    matrix = _faster_format(rows, columns, values, shape, device)
+    return SparseMatrix(matrix, matrix if symmetric else _faster_format(columns, rows, values, shape[::-1], device))
 
 
-def _stored(
+def _faster_format(
     rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
 ) -> Tensor:
-    """Build a dense or sparse tensor from entries, whichever is faster for its size and device."""
+    """Build a tensor from (row, column, value) entries, dense or sparse, whichever multiplies faster."""
     if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
         dense = np.bincount(rows * shape[1] + columns, values, minlength=shape[0] * shape[1])
         return torch.from_numpy(dense.astype(np.float32)).view(shape)
@@ -93,8 +96,8 @@ def _stored(
     return torch.sparse_coo_tensor(*entries, shape, check_invariants=False).coalesce().to_sparse_csr().to(device)
 
 
-def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the first index of each run, given the lengths of the runs."""
+def _run_starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the start index of each run from the lengths of the runs: an exclusive cumulative sum."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
@@ -120,7 +123,7 @@ class KernelBatch:
 
     @cached_property
     def node_slots(self) -> Tensor:
-        """True where a kernel has a node, (K, largest number of nodes)."""
+        """Return a mask (K, most nodes), True where a kernel has a node."""
         counts = torch.as_tensor(self.node_counts, device=self.device)
         return torch.arange(int(self.node_counts.max()), device=self.device)[None] < counts[:, None]
 
@@ -132,31 +135,31 @@ class KernelBatch:
 
     @cached_property
     def kernel_of_node(self) -> Tensor:
-        """Kernel index of every node, (N,)."""
+        """Return the kernel index of every node, (N,)."""
         return torch.from_numpy(np.repeat(np.arange(len(self.node_counts)), self.node_counts)).to(self.device)
 
     @cached_property
     def edges(self) -> npt.NDArray[np.int64]:
-        """Edges [consumer, producer] of all graphs, (M, 2), with node numbers that count through the batch."""
-        first = _starts(self.node_counts)
+        """Return the edges [consumer, producer] of all graphs, (M, 2), with node numbers of the whole batch."""
+        first = _run_starts(self.node_counts)
         return np.concatenate([kernel.edges.astype(np.int64) + first[row] for row, kernel in enumerate(self.inputs)])
 
     @cached_property
     def neighbour_lists(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return A + A^T as neighbour lists for the compiled kernels; a repeated edge counts every time.
+        """Return A + Aᵀ as neighbour lists for the compiled kernels; a repeated edge counts every time.
 
-        First node of each kernel (K + 1,), first neighbour of each node (N + 1,), and the neighbours, numbered within
-        their kernel.
+        The three arrays are the first node of each kernel (K + 1,), the first neighbour of each node (N + 1,), and the
+        neighbours, numbered within their kernel.
         """
         local = np.concatenate([kernel.edges for kernel in self.inputs])
         rows, columns = self.edges[:, ::-1].T.ravel(), local.T.ravel()
         first_neighbour = np.cumsum(np.bincount(rows + 1, minlength=self.n_nodes + 1))
         neighbours = columns[np.argsort(rows, kind="stable")].astype(np.int32)
-        return np.append(_starts(self.node_counts), self.n_nodes), first_neighbour, neighbours
+        return np.append(_run_starts(self.node_counts), self.n_nodes), first_neighbour, neighbours
 
     @cached_property
     def neighbours(self) -> SparseMatrix:
-        """A + A^T."""
+        """Return A + Aᵀ, the symmetric adjacency matrix of the batch (N, N)."""
         rows, columns = self.edges[:, ::-1].T.ravel(), self.edges.T.ravel()
         return sparse_matrix(rows, columns, np.ones(len(rows)), self._square, self.device, symmetric=True)
 
@@ -167,13 +170,13 @@ class KernelBatch:
 
     @cached_property
     def normalized_adjacency(self) -> tuple[SparseMatrix, SparseMatrix]:
-        """A + I divided by its row sums, and its transpose; rows are producers, columns consumers."""
+        """Return A + I with rows divided by their sums, and its transpose; rows are producers, columns consumers."""
         both = sparse_matrix(*self._normalized_entries, self._square, self.device)
         return both, SparseMatrix(both.transposed, both.forward)
 
     @cached_property
     def gcn_matrix(self) -> SparseMatrix:
-        """Return both `normalized_adjacency` matrices plus the identity as one matrix: one product instead of three."""
+        """Return the sum of both `normalized_adjacency` matrices and I, which saves two products."""
         (u, v, values), every = self._normalized_entries, np.arange(self.n_nodes)
         rows, columns = np.concatenate([u, v, every]), np.concatenate([v, u, every])
         values = np.concatenate([values, values, np.ones(self.n_nodes)])
@@ -181,7 +184,7 @@ class KernelBatch:
 
     @cached_property
     def _normalized_entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return rows, columns and values of the adjacency matrix with self-loops, each row summing to 1."""
+        """Return rows, columns and values of the adjacency matrix with self-loops, rows summing to 1."""
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.edges[:, 1], every]), np.concatenate([self.edges[:, 0], every])
         # Divide every row by its number of entries, the node itself included.
@@ -202,7 +205,10 @@ class KernelBatch:
 def collate(
     inputs: Sequence[ModelInputs], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu"
 ) -> KernelBatch:
-    """Build a batch; missing configurations are padded by repeating the first one, and masked."""
+    """Build a batch from kernels' inputs and target runtimes.
+
+    Kernels with fewer configurations are padded and masked.
+    """
     slots = max(len(kernel.config) for kernel in inputs)
     config = np.empty((len(inputs), slots, inputs[0].config.shape[1]), np.float32)
     mask, target = np.zeros((len(inputs), slots), bool), np.zeros((len(inputs), slots), np.float32)

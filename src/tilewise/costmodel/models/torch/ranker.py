@@ -93,7 +93,7 @@ class TileRanker(nn.Module):
         return functional.relu(self.kernel_in(self._drop(joined)))  # (K, H)
 
     def forward(self, batch: KernelBatch) -> Tensor:
-        """Return scores (K, C), or those of each member (K, members, C) in training."""
+        """Return scores (K, C); in training those of each ensemble member, (K, members, C)."""
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
         h = self._first_layer(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
@@ -109,24 +109,27 @@ class TileRanker(nn.Module):
 
     @property
     def compiled(self) -> bool:
-        """Whether `learn` computes the same as `forward`; a subclass may override `forward`."""
+        """Whether `learn` may replace `forward` and backward; not if a subclass overrides `forward`."""
         return native is not None and type(self) is TileRanker
 
     def learn(self, batch: KernelBatch, loss: CombinedLoss) -> tuple[float, Tensor]:
-        """Add the loss's gradient to the parameters' and return loss and scores; only if `compiled`."""
+        """Run forward and backward by compiled kernels: add the gradient to the parameters', return (loss, scores)."""
         return learn_ranker(self, batch, loss, self.dropout)
 
     def _last_layers(self) -> Tensor:
-        """Arrange the members' last layers as a block-diagonal matrix (members * H, members)."""
+        """Arrange the members' last layers as one block-diagonal matrix (members * H, members)."""
         identity = torch.eye(self.members, dtype=self.out.dtype, device=self.out.device)
         return (self.out * identity[:, None]).flatten(0, 1)
 
     def _first_kernels(self) -> Tensor:
-        """Stack the members' first layers, (D, members * H): scaling the inputs is scaling the kernel's rows."""
+        """Stack the members' first layers: (D, members * H). Members scale the rows of one kernel."""
         return (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)
 
     def _first_layer(self, own: Tensor, kernel: Tensor) -> Tensor:
-        """Apply the first layer of every member, (K, C * members, H)."""
+        """Apply every member's first layer: (K, C * members, H).
+
+        `own` (K, C, D) are configurations, `kernel` (K, H) the kernels' encodings.
+        """
         width = self.config_in.kernel.shape[1]
         z = own.flatten(0, 1) @ self._first_kernels()
         z = z.view(len(own), -1, width).add_((kernel + self.config_in.bias)[:, None])
@@ -134,14 +137,17 @@ class TileRanker(nn.Module):
 
     @staticmethod
     def _folded_block(block: nn.Module, film: Tensor) -> tuple[Tensor, Tensor]:
-        """Fold FiLM into a block: weight (K, H, H) and bias (K, H) of (h W + b) * scale + shift."""
+        """Fold FiLM into a block, (h W + b) * scale + shift: weight (K, H, H) and bias (K, H)."""
         assert isinstance(block, Dense)
         scale, shift = film.chunk(2, dim=-1)
         scale = 1 + scale
         return block.kernel * scale[:, None], torch.addcmul(shift, block.bias, scale)
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: KernelBatch) -> Tensor:
-        """Add attention over the nodes of each configuration's own kernel; the query is folded into the keys."""
+        """Return h plus attention from each configuration's row to its kernel's nodes.
+
+        Queries are folded into the keys.
+        """
         # Kernels have different numbers of nodes: pad, and mask the padding with -inf.
         keys, values = (batch.pad_nodes(layer(nodes)) for layer in (self.key, self.value))
         keys = keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])  # (K, node_dim, n)

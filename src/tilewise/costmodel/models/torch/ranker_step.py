@@ -29,7 +29,7 @@ _kernels: Any = native  # the caller checks `TileRanker.compiled`
 
 
 def learn_ranker(model: nn.Module, batch: KernelBatch, loss: CombinedLoss, dropout: float) -> tuple[float, Tensor]:
-    """Add the loss's gradient to the parameters' and return loss and scores (K, members, C)."""
+    """Run one training step's forward and backward pass: add gradients, return loss, scores (K, members, C)."""
     step = RankerStep.forward({name: p.detach().numpy() for name, p in model.named_parameters()}, batch, dropout)
     members, slots = step.scores.shape[2], step.scores.shape[1]
     scores = step.scores.transpose(0, 2, 1)
@@ -134,7 +134,7 @@ class RankerStep:
         return grads | kernel_grads | self._graph_grad(grad_nodes + from_kernel)
 
     def _first_layer_grad(self, hidden: Floats) -> dict[str, Floats]:
-        """Backpropagate through `first_layers`: all members share one kernel with scaled rows."""
+        """Backpropagate through `first_layers`: gradients of the shared kernel and each row scale."""
         w, config, global_width = self.weights, *self.arguments[:2]
         # The kernel-wide columns do not enter the first layer.
         own = config.reshape(-1, config.shape[-1])[:, global_width:]
@@ -148,7 +148,10 @@ class RankerStep:
         }
 
     def _film_grad(self, number: int, film: str, weight: Floats, bias: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """Backpropagate through a block's folded weight = kernel * scale and bias = shift + bias * scale."""
+        """Backpropagate through block `number`'s folded weight = kernel * scale and bias = shift + bias * scale.
+
+        Takes the gradients of both; returns those of the FiLM layer `film`'s output, and of the weights by name.
+        """
         block, scale = film.replace("film", "blocks"), self.scales[number]
         grad_scale = (weight * self.weights[f"{block}.kernel"]).sum(axis=1) + bias * self.weights[f"{block}.bias"]
         grad_kernel, grads = _dense_grad(self.weights, film, self.kernel, np.concatenate([grad_scale, bias], axis=1))
@@ -157,7 +160,7 @@ class RankerStep:
         return grad_kernel, grads
 
     def _kernel_grad(self, grad: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """Return the gradient of the nodes and of the kernel's layer."""
+        """Backpropagate through the kernel encoding: gradients of the nodes, and of its layer by name."""
         grad_joined, grads = _dense_grad(self.weights, "kernel_in", self.joined, grad * (self.kernel > 0))
         grad_joined = grad_joined if self.dropout_scale is None else grad_joined * self.dropout_scale
         counts = self.batch.node_counts.astype(np.float32)[:, None]
@@ -166,7 +169,7 @@ class RankerStep:
         return _multiply(self.batch.pooling.transposed, grad_total), grads
 
     def _graph_grad(self, grad: Floats) -> dict[str, Floats]:
-        """Return the gradients of the graph network from the gradient of its output nodes."""
+        """Return the gradients of the graph network's weights, given that of its output nodes."""
         w, grads = self.weights, dict[str, Floats]()
         outward, inward = (matrix.transposed for matrix in self.batch.normalized_adjacency)
         width = grad.shape[1]
@@ -183,7 +186,7 @@ class RankerStep:
 
 
 def _encode_nodes(w: Arrays, batch: KernelBatch, inputs: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
-    """Run the graph network; returns the nodes after each layer, and the input and output of each layer."""
+    """Run the graph network; return nodes after each layer, and each layer's aggregated input and its output."""
     nodes, aggregated, updates = [_dense(w, "node_in", inputs, activation="relu")], [], []
     outward, inward = (matrix.forward for matrix in batch.normalized_adjacency)
     for name in _layer_names(w, "gnn"):
@@ -216,7 +219,7 @@ def _multiply(matrix: Tensor, x: Floats) -> Floats:
 
 
 def _dropout_scale(shape: tuple[int, ...], dropout: float) -> Floats | None:
-    """Draw a dropout mask, scaled to keep the mean, from torch's generator, which is seeded for each epoch."""
+    """Draw a dropout mask, scaled to preserve the mean, from torch's seeded generator; None for 0."""
     if not dropout:
         return None
     mask: Floats = torch.empty(shape).bernoulli_(1 - dropout).div_(1 - dropout).numpy()
@@ -232,6 +235,6 @@ def _last_layers(out: Floats) -> Floats:
 
 
 def _last_layer_grad(last: Floats) -> Floats:
-    """Sum over kernels and take the diagonal blocks, the inverse of `_last_layers`."""
+    """Return the gradient of the last layers from that of the block-diagonal matrix of `_last_layers`."""
     every = np.arange(last.shape[2])
     return np.asarray(last.sum(axis=0).reshape(len(every), -1, len(every))[every, :, every])
