@@ -14,13 +14,19 @@ class BatchRun {
            const std::vector<void*>& out, uint8_t* batch_memory)
       : nodes_(graph.nodes_), s_(schedule), in_(in), out_(out), batch_memory_(batch_memory) {}
 
-  // Takes the elements [first, first + count) of the batch through a stage. `tiles` is null or has a tile per node.
+  // Takes the elements [first, first + count) of the batch through a stage. `tiles` is null or has a tile per node;
+  // `times_ns` is null or has an entry per value, to which the time of its operator is added.
   void run_chunk(const Graph::Schedule::Stage& stage, int64_t first, int64_t count, Graph::Schedule::Arena& arena,
                  const Int8Tile* tiles, int64_t* times_ns) const {
     for (std::size_t i = stage.first; i < stage.last; ++i) {
       if (s_.skips[i]) continue;
+      const Chunk chunk{first, count, arena};
+      if (s_.group_of[i] >= 0) {
+        run_group(s_.groups[s_.group_of[i]], chunk, times_ns);
+        continue;
+      }
       const auto start = times_ns == nullptr ? Clock::time_point() : Clock::now();
-      run_node(i, Chunk{first, count, arena}, tiles != nullptr && tiles[i].mr != 0 ? &tiles[i] : nullptr);
+      run_node(i, chunk, tiles != nullptr && tiles[i].mr != 0 ? &tiles[i] : nullptr);
       if (times_ns != nullptr) times_ns[nodes_[i].output] += std::chrono::nanoseconds(Clock::now() - start).count();
     }
   }
@@ -49,7 +55,6 @@ class BatchRun {
   void run_node(std::size_t i, const Chunk& chunk, const Int8Tile* tile) const {
     const Graph::Node& node = nodes_[i];
     if (node.op->is_concat()) return copy_concat_inputs(i, chunk);
-    if (s_.group_of[i] >= 0) return run_group(s_.groups[s_.group_of[i]], chunk);
     OpCall call{chunk.count, {}, operand(node.output, chunk), tile};
     for (std::size_t k = 0; k < node.inputs.size(); ++k) call.in[k] = operand(node.inputs[k], chunk);
     node.op->run(call);
@@ -66,8 +71,8 @@ class BatchRun {
     }
   }
 
-  // The threads share the rows of the group's result.
-  void run_group(const TileGroup& group, const Chunk& chunk) const {
+  // The threads share the rows of the group's result. The time of an operator is the mean of the threads' times.
+  void run_group(const TileGroup& group, const Chunk& chunk, int64_t* times_ns) const {
     std::vector<TiledOp> ops;
     for (std::size_t i = group.first; i <= group.last; ++i) {
       const Graph::Node& node = nodes_[i];
@@ -80,10 +85,12 @@ class BatchRun {
     char* in = address(nodes_[group.first].inputs[0], chunk);
     char* out = address(nodes_[group.last].output, chunk);
     const int64_t rows = result.height, tasks = std::max<int64_t>(1, std::min(chunk.arena.threads, rows / group.rows));
+    std::vector<int64_t> task_times(times_ns == nullptr ? 0 : tasks * ops.size());
     for (int64_t element = 0; element < chunk.count; ++element) {
       parallel_for(static_cast<int>(tasks), [&](int task) {
         run_tile_group(group, ops, in, out, rows * task / tasks, rows * (task + 1) / tasks,
-                       line_buffers + task * s_.line_buffer_bytes);
+                       line_buffers + task * s_.line_buffer_bytes,
+                       times_ns == nullptr ? nullptr : task_times.data() + task * ops.size());
       });
       in += source.storage();
       out += result.storage();
@@ -91,6 +98,8 @@ class BatchRun {
         if (op.second.desc != nullptr) op.second.data = op.second.bytes() + op.second->storage();
       }
     }
+    for (std::size_t k = 0; k < task_times.size(); ++k)
+      times_ns[nodes_[group.first + k % ops.size()].output] += task_times[k] / tasks;
   }
 
   const std::vector<Graph::Node>& nodes_;
@@ -139,10 +148,12 @@ void Graph::run(Schedule& s, int64_t batch, const std::vector<const void*>& in, 
     const Schedule::BatchSplit split = splits[i];
     if (stage.first == stage.last) continue;
     std::atomic<int64_t> next{0};
+    std::vector<int64_t> worker_times(times_ns == nullptr ? 0 : split.workers * values());
     const auto work = [&](int arena) {
+      int64_t* const times = times_ns == nullptr ? nullptr : worker_times.data() + arena * values();
       for (int64_t c = next.fetch_add(1); c < split.chunks; c = next.fetch_add(1)) {
         run.run_chunk(stage, c * split.chunk, std::min(split.chunk, batch - c * split.chunk), arenas[arena],
-                      slots[c == split.chunks - 1], split.workers == 1 ? times_ns : nullptr);
+                      slots[c == split.chunks - 1], times);
       }
     };
     // One worker must not be a task of the pool: an operator inside a task cannot use the threads.
@@ -151,6 +162,7 @@ void Graph::run(Schedule& s, int64_t batch, const std::vector<const void*>& in, 
     } else {
       parallel_for(static_cast<int>(split.workers), [&](int arena) { work(arena); });
     }
+    for (std::size_t k = 0; k < worker_times.size(); ++k) times_ns[k % values()] += worker_times[k] / split.workers;
   }
   s.give_back(arenas, batch_memory);
 }

@@ -63,8 +63,9 @@ class Graph {
   std::size_t slots() const { return 2 * nodes_.size(); }
 
   // Any number of threads may run one graph at a time. The caller fills the padding of outputs. `tiles` is empty or has
-  // a tile in each slot, where one without rows stands for the default. `times_ns`: null, or room for the time of every
-  // value's operator; it is measured where one chunk runs at a time.
+  // a tile in each slot, where one without rows stands for the default. `times_ns` is null, or has an entry per value,
+  // to which the time of its operator is added: the mean over the workers, so that the sum is at most the time of the
+  // run.
   void run(Schedule& schedule, int64_t batch, const std::vector<const void*>& in, const std::vector<void*>& out,
            const std::vector<Int8Tile>& tiles = {}, int64_t* times_ns = nullptr) const;
 

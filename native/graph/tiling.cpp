@@ -1,6 +1,7 @@
 #include "graph/tiling.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -94,7 +95,13 @@ TileGroup choose_tile_rows(const std::vector<TiledOp>& ops, int64_t budget_bytes
 }
 
 void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, char* in, char* out, int64_t first,
-                    int64_t last, char* line_buffers) {
+                    int64_t last, char* line_buffers, int64_t* times_ns) {
+  using Clock = std::chrono::steady_clock;
+  const auto run_op = [&](std::size_t i, const RowRange& rows, char* op_in, char* op_out) {
+    const auto start = times_ns == nullptr ? Clock::time_point() : Clock::now();
+    run_rows(ops[i], rows, op_in, op_out);
+    if (times_ns != nullptr) times_ns[i] += std::chrono::nanoseconds(Clock::now() - start).count();
+  };
   std::vector<LineBuffer> lines(ops.size() - 1);
   const std::vector<int64_t> bytes = line_buffer_bytes(ops, group.rows);
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -120,13 +127,13 @@ void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, cha
       line.fill_missing_padding();
       if (rows.count() > 0) {
         const int64_t from = rows.first * ops[i].op->receptive_field().step;
-        run_rows(ops[i], rows, i == 0 ? in + from * row_bytes(*ops[0].in) : lines[i - 1].image_at(from),
-                 line.image_at(rows.first));
+        run_op(i, rows, i == 0 ? in + from * row_bytes(*ops[0].in) : lines[i - 1].image_at(from),
+               line.image_at(rows.first));
       }
       line.present.last = std::max(line.present.last, line.wanted.last);
     }
     const int64_t from = results.first * end.op->receptive_field().step;
-    run_rows(end, results, lines.back().image_at(from), out + results.first * row_bytes(*end.out));
+    run_op(lines.size(), results, lines.back().image_at(from), out + results.first * row_bytes(*end.out));
   }
 }
 

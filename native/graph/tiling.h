@@ -29,8 +29,8 @@ struct TiledOp {
 TileGroup choose_tile_rows(const std::vector<TiledOp>& ops, int64_t budget_bytes);
 
 // Computes the rows [first, last) of one batch element's result. `in` and `out` are whole images; `line_buffers` has
-// `group.bytes`.
+// `group.bytes`. `times_ns` is null, or has an entry per operator, to which the time of its rows is added.
 void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, char* in, char* out, int64_t first,
-                    int64_t last, char* line_buffers);
+                    int64_t last, char* line_buffers, int64_t* times_ns);
 
 }  // namespace tw

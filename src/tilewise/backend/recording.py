@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -266,15 +266,19 @@ def record_kernel(op: str, implementation: Any, args: tuple[Any, ...], kwargs: d
     return result
 
 
-def record_timed_kernels(kernels: Iterable[tuple[str, str, int, int, Arrays, Arrays, Any]]) -> None:
-    """Record kernels that a plan has timed: (operation, layer, start, end, inputs, outputs, details) of each."""
+def record_timed_kernels(kernels: Sequence[tuple[str, str, int, int, Arrays, Arrays, Any]], returned_ns: int) -> None:
+    """Record kernels that a plan has timed: (operation, layer, start, end, inputs, outputs, details) of each.
+
+    The plan's call returned at `returned_ns`; the time since then is the overhead of recording, of the last kernel.
+    """
     here = _thread.state
     if here.changes != recorders.changes:
         here.update_recorders()
-    for op, layer, start, end, ins, outs, details in kernels:
+    for number, (op, layer, start, end, ins, outs, details) in enumerate(kernels, 1):
         here.kernels += 1
+        recorded = end + now() - returned_ns if number == len(kernels) else end
         for append in here.appends:
-            append(("kernel", op, layer, here.thread, start, end, end, 0, False, ins, outs, details))
+            append(("kernel", op, layer, here.thread, start, end, recorded, 0, False, ins, outs, details))
 
 
 _NO_ARRAYS: Arrays = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,9 @@ def profile(
 ) -> None:
     """Show where time and memory go, by layer and by operation, and what limits the program.
 
+    A network of an ONNX file or of the zoo runs as a plan, as in `tilewise run`; with `--backend` or `--backward`, and
+    for reference models, layers run one by one.
+
     The exit code is the script's; an error in the script is reported in one sentence, with exit code 2.
 
     Example: tilewise profile cnn --batch 32 --html cnn.html
@@ -60,12 +64,15 @@ def profile(
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # only the JSON goes to standard output
                 profiler, extra = _profile_script(script, arguments or [])
         else:
+            from tilewise.models.zoo import ZOO
             from tilewise.profile.targets import model_target
 
             assert model is not None
             make_inputs = inputs_for(model, shapes, files, batch=batch, seed=seed, free=tokens)
             _check_batch(model, batch, backward, tokens, seed)
             target = model_target(model, batch, backward, tokens, seed, make_inputs)
+            if not (backward or backend) and (model.endswith(".onnx") or model in ZOO):
+                target = target.planned()  # the form in which `tilewise run` runs it
             profiler, extra = _profile_model(target, repeat)
     _print(profiler, extra, as_json)
     offer = None if as_json else calibration_offer()
@@ -99,11 +106,15 @@ def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[s
     timing = Timer(time_limit=20.0).measure(target.call, warmup=2, runs=max(repeat, 10))
     profiler = ProfilerContext()
     with profiler:
+        profiler.models.append(weakref.ref(target.model))  # for the layers' names: a plan does not call the model
         for _ in range(repeat):
             target.call()
     memory = MemoryProfiler(leak_seconds=3.0).profile(target.call)
     calls = "call" if repeat == 1 else "calls"
-    note = "layers ran one by one; a call outside of a profile uses a plan where it can (tilewise run)"
+    if target.is_planned:
+        note = "the network ran as a plan, as in `tilewise run`; with --backend native its layers run one by one"
+    else:
+        note = "layers ran one by one; a call outside of a profile uses a plan where it can (tilewise run)"
     title = f"{target.name}, {repeat} {calls}"
     return profiler, {"title": title, "timing": timing, "memory": memory, "note": note}
 

@@ -50,14 +50,17 @@ class NativeCall:
         times_ns = np.zeros(self.plan.values, np.int64)
         start = recorders.hooks.now()
         results = self.plan.run(arrays, times=times_ns)
-        # Native ops run one after another, so their times add up to a timeline from the start of the call.
+        returned = recorders.hooks.now()
+        # Threads and fused tile groups interleave ops; each op's time is the mean over the threads. The times add up to
+        # at most the duration of the call, so they are recorded one after the other.
         ends = start + np.cumsum(times_ns)
-        recorders.hooks.record_timed_kernels(
+        kernels = [
             (NATIVE_OPS[op.kind].profile_name or op.kind, op.layer, int(ends[v] - times_ns[v]), int(ends[v]), *record)
             for v, (op, shapes) in self.ops.items()
             if times_ns[v]
             for record in [_kernel_record(op, shapes)]
-        )
+        ]
+        recorders.hooks.record_timed_kernels(kernels, returned)
         return results
 
 

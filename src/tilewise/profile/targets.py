@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,23 @@ MODELS = ("mlp", "cnn", "vgg6", "resnet8", "gpt")
 
 @dataclass(frozen=True)
 class Target:
-    """A model, an input, and a function that calls the model once with it."""
+    """A model, its inputs, and a function that calls the model once: as a plan, or layer by layer."""
 
     name: str
     model: Any
-    input: Any
+    inputs: list[Any]
     call: Callable[[], Any]
+    is_planned: bool = False
+
+    def planned(self) -> Target:
+        """Return the target with a plan in place of the model; the target itself if the model cannot be planned."""
+        import tilewise
+
+        try:
+            plan = tilewise.compile(self.model, *self.inputs)
+        except TilewiseError:
+            return self
+        return replace(self, call=lambda: plan(*self.inputs), is_planned=True)
 
 
 def model_target(
@@ -85,7 +96,7 @@ def _target(name: str, model: Any, inputs: list[Any], backward: bool) -> Target:
         with no_grad(), layer_by_layer():
             return model(*inputs)
 
-    return Target(name, model, inputs[0] if inputs else None, call)
+    return Target(name, model, inputs, call)
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:

@@ -124,7 +124,8 @@ def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> 
         algorithm = plan.algorithm(values[number])
         if op.kind == "conv" or algorithm == "sparse":
             op.algorithm = algorithm
-        native_ops[values[number]] = (op, [lowering.shapes[i] for i in op.inputs])
+        # An op that changes nothing gets the value of its input, which belongs to the op that computes it.
+        native_ops.setdefault(values[number], (op, [lowering.shapes[i] for i in op.inputs]))
     read_outside = _read_outside(lowering, members)
     results = [(n, lowering.shapes[n]) for n in group if n in read_outside]
     for number, _ in results:

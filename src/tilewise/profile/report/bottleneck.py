@@ -22,6 +22,7 @@ MEMORY = "memory bandwidth"
 PYTHON = "Python overhead"
 ALLOCATION = "allocation"
 BACKEND = "slow backend"
+_PLAN = "plan"  # the backend of a plan's ops (graph/executor.py)
 
 _MAX_CALL_SECONDS = 20e-6  # upper bound for the overhead of calling a kernel from Python
 _MIN_EXCESS_BYTES = 1 << 20  # smaller allocations are cheap because the allocator recycles them
@@ -150,9 +151,10 @@ def _preferred_backends() -> dict[str, str]:
 def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
     """Tell whether a product ran slowly because of its backend: below 60 % of the roofline (3 % on the preferred one).
 
-    Calls under 50 µs (1 ms on the preferred backend) are not judged, because the call overhead dominates them.
+    Calls under 50 µs (1 ms on the preferred backend) are not judged, because the call overhead dominates them. Nor are
+    the ops of a plan, which no backend replaces.
     """
-    if not unit.flops or unit.seconds < 50e-6:
+    if not unit.flops or unit.seconds < 50e-6 or unit.backend == _PLAN:
         return False
     efficiency = unit.roofline_seconds / unit.seconds
     if unit.backend != preferred.get(unit.name, unit.backend):
@@ -222,7 +224,9 @@ def _python(results: ProfileResults, where: str, ops: list[str], time_share: str
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
     detail = f" ({calls} operations of {seconds(mean)} on average)" if row and calls > 3 else ""
     advice = "replace loops by one operation on whole arrays"
-    if where not in ("", _OUTSIDE):  # a layer, which a plan runs without Python between the operations
+    if any(unit.backend == _PLAN for unit in results.units):
+        advice = "a plan's call has this cost once, so a larger batch shares it among more inputs"
+    elif where not in ("", _OUTSIDE):  # a layer, which a plan runs without Python between the operations
         advice = "tilewise.compile runs a network in native calls, without this overhead"
     return (
         f"Python overhead: {time_share} of the time is spent outside kernels, most in "

@@ -126,7 +126,7 @@ def _target(
         raise ConfigurationError(f"batch must be at least 1, not {batch}")
     model = load_quantized(name)
     x = np.random.default_rng(seed).random((batch, *model.calibration.shapes[0]), dtype=np.float32)
-    return Target(name, model, x, lambda: model(x))
+    return Target(name, model, [x], lambda: model(x))
 
 
 def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
@@ -136,7 +136,9 @@ def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
         {"layer": labels.get(name, name), "op": key[0], "shape": key[1], "problem": problem_of(key, threads)}
         for name, key in kernels_of(target.call)
     ]
-    return kernels + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
+    if isinstance(target.model, QuantizedModel):
+        kernels += _integer_layers(target.model, target.inputs[0])
+    return kernels
 
 
 def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
