@@ -59,6 +59,25 @@ def test_the_saved_network_gives_the_same_in_onnx_runtime(network: Path, command
     assert "Saved as" in invoke(*words[:-1])  # over the file that is there
 
 
+def test_pruning_takes_the_scope_that_changes_results_least(network: Path) -> None:
+    model = tilewise.onnx.load(network)
+    first, *_ = (tensor for name, tensor in model.named_tensors() if name.endswith("weight"))
+    first.data[:] *= 1e-3  # compared with all layers, this one would lose every weight
+    tilewise.onnx.save(model, network, inputs(network)[:2])
+    x = network.parent / "last.npz"  # one batch: the candidates are compared on it
+    np.savez(x, inputs(network)[:8])
+
+    def change(*options: str) -> float:
+        words = ("prune", network, "--calibration", x, "--out", network.parent / "p.onnx", "--runs", 12, "--json")
+        json.loads(invoke(*words, *options))
+        pruned = np.asarray(tilewise.onnx.load(network.parent / "p.onnx")(inputs(network)[:8]))
+        return float(np.square(pruned - np.asarray(tilewise.onnx.load(network)(inputs(network)[:8]))).sum())
+
+    with pytest.raises(ConfigurationError, match="would lose every weight"):
+        change("--scope", "global")
+    assert change() <= change("--scope", "layer") + 1e-6
+
+
 def test_mistakes_are_one_sentence(network: Path) -> None:
     calibration = ("--calibration", network.parent / "x.npz")
     for words, message in {

@@ -84,7 +84,7 @@ def test_what_cannot_be_run_is_one_sentence(digits: Path, tmp_path: Path) -> Non
         ("run", "resnet19"): "neither an ONNX file nor a network of the zoo",
         ("run", tmp_path / "none.onnx"): "does not exist",
         ("run", digits, "--input", tmp_path / "x.npy"): "is not an npy array",
-        ("quantize", tmp_path / "vgg6.onnx"): "does not take these images",
+        ("quantize", tmp_path / "vgg6.onnx"): "give inputs of the network",
     }
     for words, message in mistakes.items():
         with pytest.raises(TilewiseError, match=message):

@@ -106,7 +106,10 @@ def _onnx_task(name: str, images: data.ImageData) -> Task:
         with no_grad():
             scores = network(inputs.x_test[:2])
     except TilewiseError as error:
-        raise ConfigurationError(f"{name} does not take these images: {error}") from None
+        raise ConfigurationError(
+            f"{name} does not take the digits, which are used without --calibration ({error}); give inputs of the "
+            "network with --calibration FILE.npy"
+        ) from None
     if isinstance(scores, dict) or scores.ndim != 2:
         raise ConfigurationError(f"{name} does not give one row of scores for each image")
     return Task(Path(name).stem, network, inputs)

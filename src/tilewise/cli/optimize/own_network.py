@@ -124,17 +124,21 @@ def quantize_own(own: OwnNetwork, options: dict[str, Any], out: Path, runs: int,
     report(own, {"int8": (int8, size)}, path, runs, as_json, note)
 
 
-def prune_own(own: OwnNetwork, sparsity: float, out: Path, runs: int, as_json: bool, **options: Any) -> None:
-    """Set the smallest weights of a network to zero, and save it as an ONNX file or as safetensors.
+def prune_own(own: OwnNetwork, sparsity: float, scope: str, pattern: str, out: Path, runs: int, as_json: bool) -> None:
+    """Set weights of a network to zero and save it as an ONNX file or as safetensors.
 
-    Both networks are timed with their plans; that of the pruned one skips zeros where this costs less.
+    Scope "auto" takes the scope and scores that change the results on the last calibration batch least. Both networks
+    are timed with their plans; that of the pruned one skips zeros where this costs less.
     """
     from tilewise import onnx, save
     from tilewise.plan import compile
-    from tilewise.prune import prune
 
     path = output_path(out, own, "pruned")
-    zeros: Any = prune(own.network, sparsity, **options).eval()
+    *others, last = own.batches
+    with no_grad():
+        expected = np.asarray(own.network(last))
+        candidates = pruned_candidates(own.network, sparsity, scope, pattern, others or [last])
+        _, zeros = min(candidates, key=lambda candidate: np.square(np.asarray(candidate[1](last)) - expected).sum())
     (onnx.save if path.suffix == ".onnx" else save)(zeros, path)
     try:
         kinds = Counter(kind == "sparse" for _, kind in compile(zeros, own.batches[0]).algorithms)
@@ -142,6 +146,28 @@ def prune_own(own: OwnNetwork, sparsity: float, out: Path, runs: int, as_json: b
     except TilewiseError as error:
         note = f"No zeros are skipped: {error}"
     report(own, {"pruned": (zeros, float_bytes(zeros))}, path, runs, as_json, note)
+
+
+def pruned_candidates(
+    model: Module, sparsity: float, scope: str, pattern: str, calibration: Iterable[Any] | None
+) -> list[tuple[dict[str, Any], Any]]:
+    """Prune a model in every way that `scope` allows; return the options of `prune` and the pruned model of each.
+
+    Scope "auto" stands for several: by magnitudes and, with calibration batches, by Wanda scores.
+    """
+    from tilewise.prune import prune
+
+    settings: list[dict[str, Any]] = [{"scope": name} for name in (("global", "layer") if scope == "auto" else [scope])]
+    if calibration is not None and scope == "auto" and pattern == "unstructured":
+        settings += [{"scope": name, "calibration": calibration} for name in ("global", "layer", "row")]
+    candidates = []
+    for options in settings:
+        try:
+            candidates.append((options, prune(model, sparsity, pattern=pattern, **options).eval()))
+        except ConfigurationError:  # the scope would remove a whole layer
+            if len(settings) == 1:
+                raise
+    return candidates
 
 
 # --- inputs ---

@@ -75,8 +75,7 @@ def prune(
         if structured or scan or int8 or epochs:
             raise ConfigurationError("filters, --scan, --int8 and fine-tuning need a model of ours and labelled images")
         own = load_own_network(model, calibration)
-        scope = "global" if scope == "auto" else scope
-        prune_own(own, sparsity, out, runs, as_json, scope=scope, pattern=pattern)
+        prune_own(own, sparsity, scope, pattern, out=out, runs=runs, as_json=as_json)
         return
     if model == "gpt" and (structured or int8 or scan or data or weights):
         raise ConfigurationError("gpt is pruned with its shipped weights and text; leave the options for images out")
@@ -131,24 +130,13 @@ def prune(
 
 def _prune_weights(task: ImagePruning | TextPruning, sparsity: float, scope: str, pattern: str, epochs: int) -> Any:
     """Prune single weights, gradually with fine-tuning or in one shot; the scope is chosen on validation data."""
-    from tilewise.prune import prune as prune_once
+    from tilewise.cli.optimize.own_network import pruned_candidates
     from tilewise.prune import prune_gradually
 
     # Without training, Wanda scores are candidates too.
-    scopes = ("global", "layer") if scope == "auto" else (scope,)
-    settings: list[dict[str, Any]] = [{"scope": name} for name in scopes]
-    if not epochs and scope == "auto" and pattern == "unstructured":
-        settings += [{"scope": name, "calibration": task.calibration()} for name in ("global", "layer", "row")]
-    trials: list[tuple[float, dict[str, Any], Any]] = []
-    for options in settings:
-        try:
-            pruned = prune_once(task.model, sparsity, pattern=pattern, **options).eval()
-        except ConfigurationError:  # the scope would remove a whole layer
-            if len(settings) == 1:
-                raise
-            continue
-        trials.append((task.validate(pruned) if len(settings) > 1 else 0.0, options, pruned))
-    _, options, pruned = max(trials, key=lambda trial: trial[0])
+    calibration = None if epochs else task.calibration()
+    trials = pruned_candidates(task.model, sparsity, scope, pattern, calibration)
+    options, pruned = max(trials, key=lambda trial: task.validate(trial[1])) if len(trials) > 1 else trials[0]
     if not epochs:
         return pruned
     steps = epochs * task.steps_per_epoch
