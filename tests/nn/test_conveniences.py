@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import tilewise
 from tilewise import Tensor, data, models, nn
-from tilewise.errors import ShapeError, UnavailableError
+from tilewise.errors import ConfigurationError, ShapeError, UnavailableError
 from tilewise.nn.describe import label, layer_names
 
 
@@ -71,3 +72,20 @@ def test_to_changes_the_number_type_and_knows_no_other_device():
 def test_what_is_no_dataset_is_refused_with_what_one_is(dataset):
     with pytest.raises(ShapeError, match=r"a pair \(x, y\) of arrays"):
         data.DataLoader(dataset)
+
+
+@pytest.mark.parametrize("layer", [[nn.ReLU()], nn.ReLU, "relu", np.tanh], ids=["list", "class", "name", "function"])
+def test_a_sequential_refuses_what_it_would_not_run(layer):
+    with pytest.raises(ConfigurationError, match="Sequential takes layers, not"):
+        nn.Sequential(nn.Linear(4, 3), layer)
+
+
+def test_a_module_list_takes_a_list_or_modules():
+    layers = [nn.Linear(4, 3), nn.ReLU()]
+    assert list(nn.ModuleList(layers)) == list(nn.ModuleList(*layers)) == layers
+
+
+@pytest.mark.parametrize("module", [torch.nn.Linear(4, 3), lambda x: x], ids=["torch", "function"])
+def test_compile_says_what_it_takes(module):
+    with pytest.raises(ConfigurationError, match=r"compile takes a module of tilewise, not a .*tilewise\.onnx\.load"):
+        tilewise.compile(module, np.ones((2, 4), np.float32))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise.errors import ConfigurationError, DtypeError
+from tilewise.errors import ConfigurationError, DtypeError, type_name
 from tilewise.graph.executor import MAX_SPECIALIZATIONS, Call, NativeCall
 from tilewise.graph.explain import PlanExplanation, explain
 from tilewise.graph.ir import Array, Node, Trace, Value
@@ -332,6 +332,11 @@ def compile(module: Module, example: Any, *more: Any) -> Plan:
     >>> plan(np.ones((2, 3, 32, 32), np.float32)).shape
     (2, 10)
     """
+    if not isinstance(module, Module):
+        raise ConfigurationError(
+            f"compile takes a module of tilewise, not a {type_name(module)}; a network of another framework is exported "
+            "to ONNX and loaded with tilewise.onnx.load"
+        )
     if native is None:
         raise ConfigurationError(
             "a plan needs tilewise's compiled kernels, which are not installed; call the module itself"

@@ -6,14 +6,14 @@ means). The tensors of inner modules have dotted names, as in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._events import recorders
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
 from tilewise.nn.inputs import call_with_arrays, needs_conversion
 from tilewise.nn.self_planning import infer, structure
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
@@ -241,7 +241,11 @@ class Sequential(Module):
     """
 
     def __init__(self, *layers: Module) -> None:
+        """Number the layers from 0; anything else than a layer is refused, because it would not be run."""
         for i, layer in enumerate(layers):
+            if not isinstance(layer, Module):
+                hint = "; unpack it with *" if isinstance(layer, list | tuple) else ""
+                raise ConfigurationError(f"{type(self).__name__} takes layers, not a {type_name(layer)}{hint}")
             setattr(self, str(i), layer)
 
     def layers(self) -> list[Module]:
@@ -279,7 +283,12 @@ class Sequential(Module):
 
 
 class ModuleList(Sequential):
-    """Numbered modules without an order of execution."""
+    """Numbered modules without an order of execution, given as a list like PyTorch's or one by one."""
+
+    def __init__(self, *modules: Module | Sequence[Module]) -> None:
+        """Number the modules from 0."""
+        lists = [item if isinstance(item, list | tuple) else [item] for item in modules]
+        super().__init__(*[module for items in lists for module in items])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("a ModuleList has no forward(); call its modules one by one")
