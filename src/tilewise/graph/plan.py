@@ -334,8 +334,8 @@ def compile(module: Module, example: Any, *more: Any) -> Plan:
     """
     if not isinstance(module, Module):
         raise ConfigurationError(
-            f"compile takes a module of tilewise, not a {type_name(module)}; a network of another framework is exported "
-            "to ONNX and loaded with tilewise.onnx.load"
+            f"compile takes a module of tilewise, not a {type_name(module)}; export a network of another framework to "
+            "ONNX and load it with tilewise.onnx.load"
         )
     if native is None:
         raise ConfigurationError(

@@ -6,7 +6,7 @@ means). The tensors of inner modules have dotted names, as in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, overload
 
 import numpy as np
@@ -285,9 +285,9 @@ class Sequential(Module):
 class ModuleList(Sequential):
     """Numbered modules without an order of execution, given as a list like PyTorch's or one by one."""
 
-    def __init__(self, *modules: Module | Sequence[Module]) -> None:
+    def __init__(self, *modules: Module | Iterable[Module]) -> None:
         """Number the modules from 0."""
-        lists = [item if isinstance(item, list | tuple) else [item] for item in modules]
+        lists = [[item] if isinstance(item, Module) else item for item in modules]
         super().__init__(*[module for items in lists for module in items])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
