@@ -85,7 +85,7 @@ def autotune(
         raise ConfigurationError(f"budget must be a whole number of at least 0, not {budget!r}.")
 
     def decorate(kernel: Any) -> Any:
-        """Wrap a jitted kernel."""
+        """Wrap a jitted Triton kernel in a `LearnedAutotuner`."""
         autotuner = _autotuner_class()(
             kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook=pre_hook,
             post_hook=post_hook, prune_configs_by=prune_configs_by, **options,
@@ -104,16 +104,16 @@ def autotune(
 
 
 def _autotuner_class() -> Any:
-    """Return a subclass of Triton's Autotuner; created on demand, because Triton may not be installed."""
+    """Define and return the subclass of Triton's Autotuner; done on demand, as Triton may be missing."""
     from triton.runtime.autotuner import Autotuner
 
     class LearnedAutotuner(Autotuner):  # type: ignore[misc, unused-ignore]
-        """Fills Triton's own cache of best configurations before Triton reads it."""
+        """Triton's Autotuner, whose cache of best configurations a `Session` fills in advance."""
 
         session: Session
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
-            """Choose a configuration for a new key, then launch as Triton does."""
+            """Choose a configuration if the call's key is new, then launch as Triton does."""
             if len(self.configs) > 1 and not self._is_unmeasured():
                 values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
                 arguments = {name: value for name, value in values.items() if name in self.arg_names}
@@ -129,24 +129,25 @@ def _autotuner_class() -> Any:
             return not self.session.budget or is_unmeasured()
 
         def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
-            """Reduce a new key's configurations to the unmeasured choice, if nothing may be measured."""
+            """Keep only the choice by prediction if measuring is off; else prune as Triton does."""
             pruned: list[Any] = super().prune_configs(kwargs)
             if len(pruned) > 1 and self._is_unmeasured():
                 return [choose_config(self, pruned, kwargs, self.session.say)]
             return pruned
 
         def _bench(self, *args: Any, config: Any, **meta: Any) -> Any:
-            """Time a configuration; the only one that is left without measuring needs no time."""
+            """Time a configuration as Triton does; skip timing if measuring is off."""
             return [0.0] * 3 if self._is_unmeasured() else super()._bench(*args, config=config, **meta)
 
         def _choose(self, tuning_key: Any, sizes: Any, dtypes: list[str], args: Any, kwargs: Any) -> None:
-            """Choose a configuration for a new key and store it in Triton's cache."""
+            """Choose a configuration for a new autotuning key and store it in Triton's cache."""
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             start = time.time()
             pruned = self.prune_configs(kwargs)
             timings: dict[Any, Any] = {}
 
             def measure(config: Any) -> float | None:
+                """Time a configuration with Triton's own benchmark, in nanoseconds; None if it fails."""
                 result = self._bench(*args, config=config, **kwargs)  # milliseconds, or quantiles of them
                 timings[config] = result
                 median = result[0] if isinstance(result, list | tuple) else result
@@ -175,7 +176,7 @@ class Session:
 
     @functools.cached_property
     def _state(self) -> tuple[Memory, ModelScores | None, ServiceClient | None]:
-        """Load, at first use, the stored choices, the cost model and the client of the service for this GPU."""
+        """Load the cached choices, the cost model and the service's client for this GPU, at the first use."""
         (machine, version, collection), service = this_gpu(), None
         folder = Path(self.cache).expanduser() if self.cache is not None else cache_folder()
         file_name = re.sub(r"\W+", "-", f"{machine.kind}-{machine.identity}").strip("-").lower()
@@ -199,9 +200,10 @@ class Session:
         measure: Callable[[Any], float | None],
         rank: Callable[[], ConfigRanking | None] = lambda: None,
     ) -> Any:
-        """Return the triton.Config to launch with.
+        """Return the `triton.Config` to launch a call with, from the cache or by measuring a few.
 
-        `measure` times one in nanoseconds; `rank` orders them by the work of the kernel.
+        `measure` times a configuration in nanoseconds (None if it fails); `rank` orders them by the kernel's amount of
+        work.
         """
         (memory, matmul_model, service), ranking = self._state, rank()
         if ranking is not None and ranking.costs is not None:
@@ -243,7 +245,7 @@ class Session:
     def _store(
         self, memory: Memory, service: ServiceClient | None, decision: Decision, times: Mapping[Config, float]
     ) -> None:
-        """Store measurements (nanoseconds per configuration) on disk and report them to the service.
+        """Write measurements (nanoseconds per configuration) to disk and send them to the service, if there is one.
 
         A failure is only a message, because this process keeps the choice in memory anyway.
         """
@@ -277,7 +279,7 @@ class Session:
 
 
 class _Launches:
-    """Times configurations by launching the kernel; an error concerns that configuration alone."""
+    """Times configurations of a kernel by launching it; an error rules out one configuration only."""
 
     def __init__(
         self, launches: Mapping[Config, Any], time: Callable[[Any], float | None], say: Callable[[str], None]
@@ -301,7 +303,7 @@ class _Launches:
         return TrialResult(runtime_ns, None)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Time configurations again; return each one's geometric mean of both times in nanoseconds."""
+        """Time configurations a second time; return the geometric mean of both times in ns for each."""
         before = [self.times[config] for config in configs]
         again = [self.measure(config).runtime_ns for config in configs]
         return [None if b is None else math.sqrt(a * b) for a, b in zip(before, again, strict=True)]

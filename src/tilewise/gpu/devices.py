@@ -71,7 +71,7 @@ def _device(
 def _rates(
     half: float, *, tf32: float | None = None, fp8: float | None = None, int8: float | None = None
 ) -> dict[str, float]:
-    """Return tensor-core rates in TFLOP/s by dtype; `half` is the rate of both fp16 and bf16."""
+    """Return tensor-core rates in TFLOP/s by dtype; `half` applies to both fp16 and bf16."""
     rates = {"fp16": half, "bf16": half, "tf32": tf32, "fp8": fp8, "int8": int8}
     return {dtype: rate for dtype, rate in rates.items() if rate is not None}
 
@@ -149,7 +149,7 @@ def find_device(name: str) -> Device | None:
 
 
 def shared_bytes_of(capability: int) -> int:
-    """Return the bytes of shared memory per block of a compute capability (90: 9.0); the least for unknown ones."""
+    """Return the shared memory per block in bytes of a compute capability (90: 9.0); the least for unknown ones."""
     architecture = ARCHITECTURES.get(f"sm_{capability}")
     if architecture is not None:
         return architecture.shared_bytes_per_block
@@ -157,5 +157,5 @@ def shared_bytes_of(capability: int) -> int:
 
 
 def model_collection(capability: int) -> str | None:
-    """Return the collection whose model was trained on GPUs of a compute capability; None if there is none."""
+    """Return the name of the collection whose model fits GPUs of a compute capability (90 for 9.0), or None."""
     return _COLLECTIONS.get(f"sm_{capability}")

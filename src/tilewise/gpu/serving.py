@@ -67,12 +67,12 @@ class ServingShape:
 
 
 def experts_per_token(experts: int) -> int:
-    """Return the number of experts per token that is usual for a number of experts; files do not state it."""
+    """Return the usual number of experts per token for a number of experts; tuned files do not state it."""
     return min(experts, 2 if experts <= 16 else 4 if experts <= 62 else 8)
 
 
 def features(shape: ServingShape, tokens: int, device: Device, configs: Mapping[str, Any]) -> Numbers:
-    """Build the trees' input, one row per configuration; `configs` has one column of values per setting."""
+    """Return the trees' features, a row per configuration; `configs` has one column of values per setting."""
     block_m, block_n, block_k, group, warps, stages = (np.asarray(configs[name], np.float64) for name in _NAMES)
     weight_bytes, activation_bytes = ELEMENT_BYTES[shape.dtype]
     # Expected number of experts that receive a token, and rows of each, if tokens choose experts at random.
@@ -112,7 +112,7 @@ def features(shape: ServingShape, tokens: int, device: Device, configs: Mapping[
 
 
 def candidates(shape: ServingShape, device: Device, default: Config) -> tuple[Config, ...]:
-    """List the configurations of the tools' search list that fit a device, the default first."""
+    """List the configurations of vLLM's search list that fit a device, the default first."""
     amd = device.architecture.name.startswith("gfx")
     return _fitting(amd, device.shared_bytes_per_block, ELEMENT_BYTES[shape.dtype], shape.block_scaled, default)
 
@@ -136,7 +136,7 @@ def _fitting(
 
 
 class ServingRanker:
-    """The trained trees."""
+    """Ranks configurations of serving kernels by trained regression trees."""
 
     def __init__(self, path: Path = FILE) -> None:
         arrays, _ = load_arrays(path)
@@ -190,7 +190,10 @@ def device_named(name: str) -> Device:
 
 
 def file_row(config: Config, shape: ServingShape, device: Device) -> dict[str, int]:
-    """Convert a configuration to a row of vLLM's tuned file; AMD's rows get the settings most tuned files agree on."""
+    """Convert a configuration to an entry of vLLM's tuned file.
+
+    On AMD with the settings that most tuned files agree on.
+    """
     row = {_NAMES[name]: config.size(name) for name in _NAMES}
     if device.architecture.name.startswith("gfx"):
         row |= {"matrix_instr_nonkdim": 16, "kpack": 1} | ({"waves_per_eu": 0} if shape.experts else {})

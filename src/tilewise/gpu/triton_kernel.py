@@ -21,7 +21,7 @@ _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """Convert launch settings to a configuration.
+    """Convert a Triton configuration's settings to a `Config` of integers.
 
     Integers keep their value; every other value becomes a field of its own that is 1.
     """
@@ -35,12 +35,12 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
-    """Describe a kernel and the values of its key; `source` is a digest of its code."""
+    """Describe a kernel and the values of its autotuning key as a problem; `source` is a digest of its code."""
     return Problem({**key_values(key), "family": f"{kernel}:{source}"})
 
 
 def key_values(key: Mapping[str, Any]) -> dict[str, Value]:
-    """Convert the values of an autotuning key to integers and short words, as problems have them."""
+    """Convert the values of an autotuning key to integers and short words."""
     return {
         re.sub(r"\W", "_", name): int(value) if isinstance(value, bool | int) else str(value)
         for name, value in key.items()
@@ -48,7 +48,7 @@ def key_values(key: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Return every setting of a triton.Config, by name."""
+    """Return all settings of a `triton.Config` by name, with warps and stages."""
     settings = dict(config.kwargs)
     for name in _LAUNCH_SETTINGS:
         value = getattr(config, name, None)
@@ -66,7 +66,7 @@ def element_types(arguments: Iterable[Any]) -> list[str]:
 def match_matmul(
     settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
 ) -> tuple[Problem, list[Config]] | None:
-    """Match a kernel to a matrix product by the names of its blocks and of its key; None if they do not match."""
+    """Interpret a kernel as a matrix product if the names of its block sizes and key are those of one; else None."""
     key_sizes = {name.lower(): value for name, value in sizes.items() if isinstance(value, int)}
     dtype = _DTYPES.get(dtypes[0]) if dtypes else None
     if not {"m", "n", "k"} <= set(key_sizes) or dtype is None or min(key_sizes[n] for n in "mnk") < 1:
@@ -84,14 +84,14 @@ def match_matmul(
 
 
 def _field(name: str) -> str:
-    """Normalise the name of a setting: BLOCK_SIZE_M and BLOCK_M become block_m, GROUP_SIZE_M becomes group."""
+    """Normalise a setting's name: BLOCK_SIZE_M and BLOCK_M become block_m, GROUP_SIZE_M becomes group."""
     plain = re.sub(r"_SIZE|SIZE_", lambda match: "_" if match.group() == "SIZE_" else "", name.upper()).lower()
     plain = plain.replace("__", "_").removeprefix("num_")
     return "group" if plain.startswith("group") else plain
 
 
 def this_gpu() -> tuple[Machine, str, str | None]:
-    """Return the GPU in use, Triton's version, and the collection whose model ranks for it (None without a GPU)."""
+    """Return the GPU in use, Triton's version, and the collection whose model fits (None without a GPU)."""
     import torch
     import triton
 
@@ -103,7 +103,7 @@ def this_gpu() -> tuple[Machine, str, str | None]:
 
 
 def jit_function(kernel: Any) -> Any:
-    """Return the jitted function inside autotuners and heuristics; the kernel itself if there is none."""
+    """Return the jitted function that autotuners and heuristics wrap; the kernel itself if nothing does."""
     inner = kernel
     while inner is not None and not hasattr(inner, "src"):
         inner = getattr(inner, "fn", None)

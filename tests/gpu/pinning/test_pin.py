@@ -77,7 +77,7 @@ def autotuner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", module)
     monkeypatch.setattr(choose_module, "this_gpu", lambda: (Machine("autotune", "NVIDIA H200", {}), "3", "h200"))
     monkeypatch.setattr(choose_module, "_announced", set())
-    monkeypatch.setattr(choose_module, "_fits", lambda *_: True)
+    monkeypatch.setattr(choose_module, "_compiles_within_limits", lambda *_: True)
     monkeypatch.setattr(choose_module, "describe_candidates", _no_front_end)
     yield module.Autotuner  # type: ignore[attr-defined]
     tilewise.unpin()
@@ -115,7 +115,9 @@ def test_an_unknown_kernel_keeps_its_first_configuration_that_fits_and_says_so_o
     autotuner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [SimpleNamespace(kwargs={"BLOCK": b}, num_warps=4, num_stages=2, pre_hook=None) for b in (4096, 64, 32)]
-    monkeypatch.setattr(choose_module, "_fits", lambda tuner, config, kwargs: config.kwargs["BLOCK"] < 1000)
+    monkeypatch.setattr(
+        choose_module, "_compiles_within_limits", lambda tuner, config, kwargs: config.kwargs["BLOCK"] < 1000
+    )
     kernel = autotuner(_Kernel(), configs, ["M"])
     with tilewise.pin(), pytest.warns(UserWarning, match="keeps its first configuration that fits") as caught:
         assert [_launch(kernel, (m, 2, 3)).kwargs["BLOCK"] for m in (1, 2, 3)] == [64, 64, 64]
@@ -131,7 +133,7 @@ def test_a_device_without_a_record_is_said_once(autotuner: Any, monkeypatch: pyt
 
 def test_a_configuration_that_does_not_fit_is_recognised_before_it_is_launched() -> None:
     tuner = SimpleNamespace(fn=_Kernel(), nargs={})
-    assert not choose_module._fits(tuner, CONFIGS[0], {"grid": (1,)})
+    assert not choose_module._compiles_within_limits(tuner, CONFIGS[0], {"grid": (1,)})
 
 
 def test_a_lock_file_is_written_read_and_frozen(autotuner: Any, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tilewise.tune.families.registry import Expected
 
 @cache
 def _space(head: int) -> tuple[Config, ...]:
-    """List the configurations (block sizes, warps, stages) for a head size, the default first."""
+    """Return all configurations (block sizes, warps, stages) to consider for a head size, the default first."""
     default = Config.of(block_m=128, block_n=64, warps=4 if head <= 64 else 8, stages=3)
     configs = [default]
     for block_m, block_n, warps, stages in product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)):
@@ -54,7 +54,7 @@ class TritonAttention:
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "head": (64, 128, 32), "causal": (0, 1)}
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Read a problem; `kv_heads` defaults to `heads` and `keys` to `queries`."""
+        """Check a specification; `kv_heads` defaults to `heads` and `keys` to `queries`."""
         completed = {"kv_heads": spec.get("heads", 0), "keys": spec.get("queries", 0), **spec}
         problem = read_spec(self.name, completed, self.sizes, self.choices)
         if problem.size("heads") % problem.size("kv_heads"):
@@ -78,7 +78,7 @@ class TritonAttention:
         return _binary(problem.word("dtype"), problem.size("head"), bool(problem.size("causal")), config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Allocate random q, k and v and a guarded output."""
+        """Allocate random q, k and v, and an output in a larger buffer that reveals stray writes."""
         batch, heads, queries, head = (problem.size(name) for name in ("batch", "heads", "queries", "head"))
         dtype = problem.word("dtype")
         shapes = {
@@ -95,7 +95,7 @@ class TritonAttention:
         return problem.size("batch") * rows * problem.size("head") * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute attention in float32, one item of the batch at a time; return it with the error that is allowed."""
+        """Compute attention in float32, batch item by batch item; return it with its tolerance."""
         queries, keys = problem.size("queries"), problem.size("keys")
         # One item at a time: the float32 scores of a whole batch may not fit into memory.
         sharing = problem.size("heads") // problem.size("kv_heads")
@@ -117,7 +117,7 @@ class TritonAttention:
         return Expected(value, value.abs() * (2 * rounding) + weight_norm * (8 * rounding) + 1e-4)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build grid and arguments: one program per block of queries and head."""
+        """Return the grid (a program per head and block of queries) and the kernel's arguments."""
         grid = (
             math.ceil(problem.size("queries") / config.size("block_m")),
             problem.size("batch") * problem.size("heads"),

@@ -53,7 +53,10 @@ class Launch:
 
 @dataclass
 class Operands:
-    """The tensors of one problem. `out` is the head of the buffer `guarded`; kernels must not write behind it."""
+    """The tensors of one problem.
+
+    `out` is the start of the larger buffer `guarded`, whose end a correct kernel leaves unchanged.
+    """
 
     inputs: dict[str, Any]
     out: Any
@@ -68,19 +71,19 @@ class TritonFamily(Family, Protocol):
         """Return why a configuration cannot run with this much shared memory, or None; called before compiling."""
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        """Describe what has to be compiled; problems with equal binaries share the compilation."""
+        """Describe the compilation of a configuration; equal `Binary`s are compiled once."""
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         """Allocate random inputs and a guarded output."""
 
     def bytes_moved(self, problem: Problem) -> int:
-        """Count the bytes of all operands, each once."""
+        """Return the bytes of all operands and the result, each counted once."""
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         """Compute the result with PyTorch in float32, and the tolerance."""
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build the grid and the arguments of one run."""
+        """Return the grid and arguments of one run."""
 
 
 add_family = functools.partial(registry.add_family, "triton")
@@ -94,13 +97,13 @@ def get_family(name: str) -> TritonFamily:
 
 
 def alignment_unit(size: int, dtype: str) -> int:
-    """Return the largest power of two of elements, up to a 16-byte load, that divides `size`."""
+    """Return the largest power of two that divides `size`, limited to the elements of a 16-byte load."""
     load_elements = 16 // ELEMENT_BYTES[dtype]
     return next(unit for unit in (8, 4, 2, 1) if unit <= load_elements and size % unit == 0)
 
 
 def random_tensor(torch: Any, shape: Sequence[int], dtype: str, device: str, generator: Any) -> Any:
-    """Draw normal numbers.
+    """Draw a tensor of normally distributed numbers.
 
     tf32 operands are rounded to bf16 first: products then add no rounding, so the check against float32 can be strict.
     """
@@ -109,7 +112,7 @@ def random_tensor(torch: Any, shape: Sequence[int], dtype: str, device: str, gen
 
 
 def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:
-    """Allocate an output at the start of a larger buffer, whose end shows writes out of bounds; return both."""
+    """Allocate an output at the start of a larger buffer, which reveals out-of-bounds writes; return both."""
     count = 1
     for size in shape:
         count *= size

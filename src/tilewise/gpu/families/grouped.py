@@ -65,7 +65,7 @@ class GroupedMatmul:
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16", "fp8"), "scales": ("none", "tensor", "block")}
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Check the sizes of a grouped product; FP8 operands must have scales, others must not."""
+        """Check a specification; FP8 operands must have scales, other dtypes must not."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         if any(problem.size(name) % UNIT for name in ("n", "k")):
             raise ConfigurationError(f"n and k of a {self.name} must be multiples of {UNIT}.")
@@ -83,7 +83,7 @@ class GroupedMatmul:
         return search_list((32, 64, 128, 256), (64, 128) if block_scaled else (64, 128, 256), default)
 
     def rank(self, problem: Problem, configs: Sequence[Config], hardware: str) -> Any:
-        """Score configurations by the ranker of serving kernels; lower is faster. Unknown GPUs count as an H200."""
+        """Score configurations by the ranker for serving kernels; lower is faster. An unknown GPU counts as H200."""
         from tilewise.gpu.serving import ServingShape, shipped_serving_ranker
 
         tokens, _, experts = _routing_sizes(problem)
@@ -105,7 +105,7 @@ class GroupedMatmul:
         return _binary(_dtype(problem), _scales(problem), "experts" in problem, config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Allocate random tokens, weights and scales, a guarded output, and the sorted rows for every block_m."""
+        """Allocate random tokens, weights and scales, the output, and rows sorted by expert for each block_m."""
         tokens, top_k, experts = _routing_sizes(problem)
         n, k, dtype = problem.size("n"), problem.size("k"), _dtype(problem)
         inputs = {"a": random_tensor(torch, (tokens, k), dtype, device, generator)}
@@ -133,7 +133,7 @@ class GroupedMatmul:
         return (tokens * k + min(experts, tokens * top_k) * n * k) * size + 2 * tokens * top_k * n
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the product expert by expert in float32; return it with the error that is allowed."""
+        """Compute the product in float32, expert by expert; return it with its tolerance."""
         _, top_k, experts = _routing_sizes(problem)
         k, inputs, per_block = problem.size("k"), operands.inputs, _scales(problem) == "block"
         a, routes = inputs["a"].float(), operands.scratch["routes"]
@@ -157,7 +157,7 @@ class GroupedMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build grid and arguments: one program per tile of the padded rows, up to the last expert's."""
+        """Return the grid (a program per output tile, rows padded to blocks) and the kernel's arguments."""
         block_m, inputs = config.size("block_m"), operands.inputs
         slots, experts = (operands.scratch[f"{name}{block_m}"] for name in ("slots", "experts"))
         rows, n = operands.out.shape
@@ -174,7 +174,7 @@ class GroupedMatmul:
         return matmul_graph("bf16", (lead, tokens * top_k, problem.size("n"), problem.size("k")), "nt", "none")
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return the tile of weights, output and input that one program works on, one size per dimension."""
+        """Return the tile of weights ("kernel"), output and input of one program, a size per dimension."""
         m, n, k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
         lead = [1] if "experts" in problem else []
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
@@ -188,9 +188,9 @@ def block_fp8_matmul() -> GroupedMatmul:
 
 
 def sort_by_expert(torch: Any, routes: Any, experts: int, block_m: int) -> tuple[Any, Any]:
-    """Sort rows by expert and pad each expert's rows to whole blocks; also return the expert of each block.
+    """Sort rows by expert, with each expert's rows padded to whole blocks; return them and the expert of each block.
 
-    Padding is marked by the number of rows. `routes` has the expert of each row, (rows,).
+    Padding entries equal the number of rows. `routes` has the expert of each row, (rows,).
     """
     counts = torch.bincount(routes, minlength=experts)
     blocks = (counts + block_m - 1) // block_m
@@ -218,7 +218,7 @@ def _dtype(problem: Problem) -> str:
 
 
 def _scales(problem: Problem) -> str:
-    """Return how the operands are scaled: per block of 128, unless the problem says otherwise."""
+    """Return how operands are scaled: "none", "tensor" or, by default, "block" (of 128)."""
     return problem.word("scales") if "scales" in problem else "block"
 
 

@@ -38,7 +38,7 @@ _INTEGERS = ("m_units", "n_units", "k_units", "a_batch", "b_batch", "c_batch", "
 
 
 def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """List (block_m, block_n, block_k, warps, stages) that fit into registers and shared memory."""
+    """Yield (block_m, block_n, block_k, warps, stages) whose tile fits into registers and shared memory."""
     block_ks = (32, 64, 128) if element_bytes == 2 else (16, 32, 64)
     for block_m, block_n, block_k in product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), block_ks):
         for warps in (4, 8):
@@ -108,7 +108,7 @@ class TritonMatmul:
         return _binary(*words, _units(problem), config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Allocate random a, b, bias and residual and a guarded output; all but the bias have a batch dimension."""
+        """Allocate random a, b, bias and residual, and a guarded output; a batch dimension comes first."""
         batch, m, n, k = _shape(problem)
         layout, dtype = problem.word("layout"), problem.word("dtype")
         shapes = {"a": (batch, k, m) if layout[0] == "t" else (batch, m, k)}
@@ -131,7 +131,7 @@ class TritonMatmul:
         return batch * (m * k + k * n + outputs * m * n) * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the product and the epilogue in float32; return it with the error that is allowed."""
+        """Compute the product and its epilogue in float32; return it with its tolerance."""
         layout, epilogue = problem.word("layout"), problem.word("epilogue")
         a, b = operands.inputs["a"].float(), operands.inputs["b"].float()
         value = (a.mT if layout[0] == "t" else a) @ (b.mT if layout[1] == "t" else b)
@@ -149,7 +149,7 @@ class TritonMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build grid and arguments: one program per output tile and batch item."""
+        """Return the grid (a program per output tile and batch item) and the kernel's arguments."""
         batch, m, n, k = _shape(problem)
         unit_m, unit_n, unit_k = _units(problem)
         programs = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
@@ -165,7 +165,7 @@ class TritonMatmul:
         return matmul_graph(problem.word("dtype"), sizes, problem.word("layout"), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return the tile of weights, output and input that one program works on, one size per dimension."""
+        """Return the tile of weights ("kernel"), output and input of one program, a size per dimension."""
         m, n, k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
         lead = [1] if "batch" in problem else []
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
@@ -204,7 +204,7 @@ def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int],
 
 @lru_cache(maxsize=64)
 def _units(problem: Problem) -> tuple[int, int, int]:
-    """Return powers of two that divide m, n and k, for wide loads; m's is 1 unless a is column-major."""
+    """Return powers of two that divide m, n and k (m only if a is column-major), which allow wide loads."""
     _, m, n, k = _shape(problem)
     dtype = problem.word("dtype")
     unit_m = alignment_unit(m, dtype) if problem.word("layout")[0] == "t" else 1

@@ -37,7 +37,7 @@ _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 
 @cache
 def _space(rows_choices: tuple[int, ...], column_choices: tuple[int, ...]) -> tuple[Config, ...]:
-    """List configurations with these block sizes and 1 to 64 elements per thread, with one and three stages."""
+    """Return configurations with these block sizes that have 1 to 64 elements per thread, and 1 or 3 stages."""
     configs = []
     for rows, cols, warps, stages in product(rows_choices, column_choices, (1, 2, 4, 8, 16), (1, 3)):
         if 1 <= rows * cols // (32 * warps) <= 64:
@@ -132,7 +132,7 @@ class _Rowwise:
         return Operands(inputs, out, guarded)
 
     def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the operands besides x."""
+        """Return the shapes of the operands other than x by name, such as the weight's."""
         return {}
 
     def _output_shape(self, problem: Problem) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ class _Rowwise:
         return elements * ELEMENT_BYTES[problem.word("dtype")]
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build grid and arguments of a launch in which each program takes `block_rows` rows."""
+        """Return the grid (a program per `block_rows` rows) and the kernel's arguments."""
         rows, cols = problem.size("rows"), problem.size("cols")
         tensors = (operands.inputs["x"], operands.out, *(operands.inputs[name] for name in self._vectors(cols)))
         grid = (math.ceil(rows / config.size("block_rows")), 1, 1)
@@ -154,7 +154,7 @@ class _Rowwise:
         return {"kernel": [], "output": block, "input": block}
 
     def _binary(self, kernel: str, problem: Problem, config: Config, **constants: Value | bool) -> Binary:
-        """Describe the compiled form of `kernel`: its tensors, dtype, constants and configuration."""
+        """Describe the compilation of `kernel`: tensor dtypes, compile-time constants, warps and stages."""
         tensors = ("x", "y", *self._vectors(problem.size("cols")))
         constexprs = {**constants, "COL_UNIT": alignment_unit(problem.size("cols"), problem.word("dtype"))}
         if kernel != "reduce_kernel":
@@ -162,7 +162,7 @@ class _Rowwise:
         return _binary(kernel, tensors, problem.word("dtype"), tuple(constexprs.items()), config)
 
     def _with_tolerance(self, problem: Problem, value: Any) -> Expected:
-        """Add the tolerance of the problem's dtype to the correct result."""
+        """Return the correct result with the tolerance of the problem's dtype."""
         return Expected(value, value.abs() * (2 * _ROUNDING[problem.word("dtype")]) + self.rounding_slack)
 
 
@@ -191,7 +191,7 @@ class Normalisation(_Rowwise):
         return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the normalised rows in float32; return them with the error that is allowed."""
+        """Compute the normalised rows in float32; return them with their tolerance."""
         x = operands.inputs["x"].float()
         if self.name == "softmax":
             return self._with_tolerance(problem, x.softmax(-1))
@@ -218,7 +218,7 @@ class TritonReduction(_Rowwise):
     }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """List the block sizes and warps worth measuring for a reduction over rows (axis 1) or columns (axis 0)."""
+        """List block sizes and warps for a reduction along rows (axis 1) or columns (axis 0)."""
         rows, cols = (_next_power_of_two(problem.size(name)) for name in ("rows", "cols"))
         if problem.size("axis") == 1:
             return _row_reduction_space(max(cols, _BLOCK_COLS[0]))
@@ -236,7 +236,7 @@ class TritonReduction(_Rowwise):
         return reduction_graph(problem.word("dtype"), *sizes, problem.word("operation"))
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the sum or maximum with PyTorch, and the error that a right result may have."""
+        """Compute the sum or maximum with PyTorch; return it with its tolerance."""
         x, axis = operands.inputs["x"].float(), problem.size("axis")
         if problem.word("operation") == "max":
             return self._with_tolerance(problem, x.amax(axis))
@@ -245,7 +245,7 @@ class TritonReduction(_Rowwise):
         return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build grid and arguments; a reduction over axis 0 has one program per block of columns."""
+        """Return grid and arguments; a reduction along axis 0 has a program per block of columns."""
         row_launch = super().launch(problem, config, operands)
         if problem.size("axis") == 1:
             return row_launch
@@ -257,6 +257,6 @@ class TritonReduction(_Rowwise):
 
 
 def _default_config(cols: int) -> Config:
-    """Return the setting of most hand-written kernels: one row per program, warps by its width."""
+    """Return the usual hand-written setting: one row per program, warps by the row's length."""
     width = min(cols, _BLOCK_COLS[-1])
     return Config.of(block_rows=1, block_cols=width, warps=4 if width <= 2048 else 8, stages=1)

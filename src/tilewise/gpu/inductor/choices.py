@@ -79,7 +79,7 @@ class Advisor:
 
     @property
     def key(self) -> str:
-        """Return a digest of everything that selections depend on; it separates entries of the compiler's caches."""
+        """Hash everything that selections depend on, to separate entries of the compiler's caches."""
         lock = active_lock()
         choices = lock.digest if lock is not None else ""
         budget = 0 if self.is_unmeasured else self.budget
@@ -94,7 +94,7 @@ class Advisor:
     # Selecting
 
     def select(self, choices: list[Any], inputs: Any, op: str) -> list[Any]:
-        """Return those of PyTorch's candidates for the product `op` that are worth benchmarking."""
+        """Return the candidates of PyTorch's list for the product `op` that are worth benchmarking."""
         problem = self.problem(op, inputs)
         if problem is None:
             return choices
@@ -115,7 +115,7 @@ class Advisor:
         return selected
 
     def _select(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Selection:
-        """Select templates for a product, using what this machine or another one measured earlier."""
+        """Select templates by predictions and earlier measurements; `choices` are template names and parameters."""
         fusible = has_fusible_epilogue(getattr(V.graph, "current_node", None))
         aten_elsewhere, self._aten_list = self._aten_list == problem.key, None
         if self.is_unmeasured:
@@ -174,7 +174,7 @@ class Advisor:
         return selection
 
     def _record_selection(self, problem: Problem, selection: Selection) -> None:
-        """Log a selection; if it needs benchmarking, start the process that tests templates in advance."""
+        """Log a selection; if it will be benchmarked, start the process that test-runs templates."""
         self.log.add_decision(problem, selection)
         starts = self.isolated and "cuda" in self.devices and selection.reason is Reason.BENCHMARK
         if starts and not self._test_process_running:
@@ -182,7 +182,7 @@ class Advisor:
             start_test_process()
 
     def problem(self, op: str, inputs: Any) -> Problem | None:
-        """Describe a product from the compiler's kernel inputs; None if there is no model for it."""
+        """Describe a product from Inductor's kernel inputs as a `Problem`; None if the model does not cover it."""
         if op not in OPERATIONS or inputs.device_type not in self.devices:
             return None
         left, right = inputs.mat1mat2()
@@ -192,7 +192,7 @@ class Advisor:
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
 
     def settings_without_ranking(self) -> dict[str, Any]:
-        """Return the compiler's settings for lists that are not ranked here: those without tilewise.
+        """Return the compiler settings for lists that tilewise does not rank: the user's original ones.
 
         If the user excluded ATen, templates must be listed, because ATen is not.
         """
@@ -203,7 +203,7 @@ class Advisor:
         }
 
     def select_attention(self, default: Any, tilings: list[Any], node: Any) -> list[Any]:
-        """Return PyTorch's default tiling of flexible attention and the most promising others.
+        """Return the tilings of flexible attention to benchmark: PyTorch's default and the most promising others.
 
         A tiling that is predicted well ahead is returned alone. The result is empty if there is no model.
         """
@@ -224,7 +224,7 @@ class Advisor:
         return [candidates[i] for i in indices]
 
     def select_convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
-        """Return the best templates of a convolution, ranked as the matrix product that it amounts to.
+        """Return a convolution's best templates, ranked as the equivalent matrix product with `sizes` (m, n, k).
 
         Without a model for it PyTorch lists what it would without tilewise: only ATen unless it autotunes.
         """
@@ -246,7 +246,7 @@ class Advisor:
     # Measuring
 
     def on_feedback(self, timings: Any, op: str, nodes: Sequence[Any], *_: Any) -> None:
-        """Receive PyTorch's milliseconds of each choice, replace them by rebenchmarked ones, and record those."""
+        """Replace PyTorch's milliseconds in `timings` by times measured again, interleaved, and record those."""
         try:
             # A template that failed may have corrupted the CUDA context of the test process.
             if self.isolated and not all(map(math.isfinite, timings.values())):
@@ -270,7 +270,7 @@ class Advisor:
             self.note(error)
 
     def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
-        """Return the product that was benchmarked, and the configuration of each candidate that the model knows."""
+        """Return the product that PyTorch benchmarked, and the configuration of each candidate the model knows."""
         # `addmm` has the bias as its first operand; the matrices are the last two.
         left, right = nodes[-2:]
         sides = [([int(n) for n in node.get_size()], [int(n) for n in node.get_stride()]) for node in (left, right)]
@@ -286,11 +286,11 @@ class Advisor:
         return problem, configs
 
     def is_pinned_choice(self, choice: Any) -> bool:
-        """Tell whether a choice of the compiler's is one that was selected without measuring."""
+        """Tell whether a choice of the compiler was selected by predictions alone."""
         return id(getattr(choice, "annotations", {}).get("ktc")) in self.pinned_templates
 
     def note(self, error: Exception) -> None:
-        """Remember an error's text for the report; a repeated one is kept once."""
+        """Add an error's text to the report, unless it is there already."""
         text = f"{type(error).__name__}: {error}"
         if text not in self.notes:
             self.notes.append(text)
@@ -306,7 +306,7 @@ class TilewiseChoices(InductorChoices):
         return self.advisor.key if self.advisor is not None else "tilewise"
 
     def get_template_configs(self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any) -> Any:
-        """List templates: exhaustively if tilewise ranks them, else as PyTorch would without tilewise."""
+        """List templates: all of them if tilewise ranks them, else as PyTorch would without tilewise."""
         args = (kernel_inputs, templates, op_name, *args)
         advisor = self.advisor
         if advisor is None:
@@ -321,7 +321,7 @@ class TilewiseChoices(InductorChoices):
 
     @contextlib.contextmanager
     def _listing(self, is_ranking: bool) -> Iterator[None]:
-        """Set, within a `with` block, whether Inductor is listing candidates for tilewise to rank."""
+        """Set `_is_ranking`, whether the list is made for tilewise to rank, inside the block."""
         before, self._is_ranking = self._is_ranking, is_ranking
         try:
             yield
@@ -329,7 +329,7 @@ class TilewiseChoices(InductorChoices):
             self._is_ranking = before
 
     def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the list of candidates that PyTorch has just made to tilewise's selection."""
+        """Reduce PyTorch's list of candidates to tilewise's selection."""
         choices = super()._finalize_template_configs(template_choices, kernel_inputs, *args, **kwargs)
         op = kwargs.get("op_name", args[1] if len(args) > 1 else "")
         advisor = self.advisor
@@ -352,6 +352,7 @@ class TilewiseChoices(InductorChoices):
 
         def select(advisor: Advisor) -> Any:
             # The exhaustive list is not used: the model prefers its deeper pipelines, which never were the fastest.
+            """Return the advisor's tilings for the attention that is being compiled."""
             tilings = self.get_config_heuristics(device_type).flex_attn_fwd_autotune_configs
             with config.patch(max_autotune=False):  # without autotuning PyTorch lists its default tiling alone
                 (default,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
@@ -360,10 +361,11 @@ class TilewiseChoices(InductorChoices):
         return self._or_default(configs, select)
 
     def get_conv_configs(self, device_type: str | None = "cuda") -> Any:
-        """Return the function that lists templates of a convolution, with tilewise's selection if it applies."""
+        """Return a function that lists a convolution's templates: PyTorch's, selected by tilewise."""
         list_configs: Callable[..., Any] = super().get_conv_configs(device_type)
 
         def select(m: Any, n: Any, k: Any, **kwargs: Any) -> Any:
+            """Return the advisor's templates for a convolution as a product (m, n, k)."""
             configs = list(list_configs(m, n, k, **kwargs))
             return self._or_default(
                 configs, lambda advisor: advisor.select_convolution(configs, *_convolution_as_product(m, n))
@@ -373,7 +375,7 @@ class TilewiseChoices(InductorChoices):
 
     @staticmethod
     def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
-        """Tell whether a reduction keeps its rows in registers: also longer ones than PyTorch's limit allows."""
+        """Tell whether a reduction should keep whole rows in registers; longer rows qualify than in PyTorch."""
         default, advisor = InductorChoices.should_use_persistent_reduction, TilewiseChoices.advisor
         try:
             if advisor is not None and not cooperative_reduction and fits_registers(features, advisor.devices):
@@ -384,7 +386,7 @@ class TilewiseChoices(InductorChoices):
         return bool(default(features, cooperative_reduction))
 
     def _or_default(self, default: Any, select: Callable[[Advisor], Any]) -> Any:
-        """Call `select` with the advisor; return PyTorch's default if there is none or if it fails."""
+        """Return `select(advisor)`, or PyTorch's default if there is no advisor or it fails."""
         if self.advisor is None:
             return default
         try:
@@ -395,20 +397,20 @@ class TilewiseChoices(InductorChoices):
 
 
 def _convolution_as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
-    """Return the sizes (m, n, k) and the dtype of the matrix product that the convolution being compiled amounts to."""
+    """Return (m, n, k) and dtype of the matrix product equivalent to the convolution being compiled."""
     node: Any = V.graph.current_node
     weight = node.args[1].meta["val"]  # (out, in, *filter)
     return (int(m), int(n), math.prod(int(size) for size in weight.shape[1:])), str(weight.dtype)
 
 
 def current_gpu() -> Machine:
-    """Describe the GPU by the name under which a service stores its measurements."""
+    """Return this GPU as the `Machine` under which a service stores measurements."""
     name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
     return Machine("triton", name, {"name": name})
 
 
 def machine_name() -> str:
-    """Name the GPU and the PyTorch version that a measured choice holds for."""
+    """Return the GPU's name with PyTorch's version, for which measured choices are valid."""
     return f"{current_gpu().identity}, PyTorch {torch.__version__}"
 
 

@@ -47,12 +47,12 @@ class DecisionLog:
         self.memory = Memory(self.folder, Machine("triton", machine, {}), "inductor", store_file)
 
     def best(self, problem: Problem) -> Config | None:
-        """Return the fastest configuration of an earlier measurement."""
+        """Return the fastest configuration of earlier measurements of a problem; None without any."""
         decision = self.memory.choices.get(problem)
         return decision.config if decision is not None else None
 
     def add_decision(self, problem: Problem, selection: Selection) -> None:
-        """Append a line about one selection to the file of decisions."""
+        """Append a selection to the file of decisions, as one line of JSON."""
         line = {
             "problem": dict(problem),
             "why": str(selection.reason),
@@ -67,7 +67,7 @@ class DecisionLog:
                 stream.write(json.dumps(line) + "\n")
 
     def add_measurements(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
-        """Store the measured seconds of configurations, so that the next process takes the fastest unmeasured."""
+        """Store measured (configuration, seconds) rows, so that later processes need not measure again."""
         if not rows:
             return
         times_ns = {config: seconds * 1e9 for config, seconds in rows}
@@ -79,7 +79,7 @@ class DecisionLog:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the JSON objects of a file, skipping damaged lines."""
+    """Yield the JSON objects of a file with one per line; damaged lines are skipped."""
     with open_input(path, _MAX_FILE_BYTES) as stream, convert_read_errors(path):
         content = stream.read(_MAX_FILE_BYTES)
     for line in content.split(b"\n"):
@@ -92,7 +92,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fastest_configs(folder: Path) -> dict[str, tuple[Config, float]]:
-    """Map each problem to the fastest configuration of its last measurement, and to the speed-up of that over ATen."""
+    """Return, by problem, the configuration fastest in the last measurement and ATen's time over its time."""
     fastest = {}
     for path in sorted(folder.glob("*.sqlite")):
         with Store(path, create=False) as store:
@@ -132,7 +132,7 @@ def report(folder: Path | None = None) -> dict[str, Any]:
 
 
 def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, float]]) -> dict[str, Any] | None:
-    """Convert one line of the file of decisions to a row of the report; None for a damaged line."""
+    """Convert a line of the decisions file to a row of the report; None for a damaged line."""
     try:
         problem, reason = Problem(line["problem"]), str(line["why"])
         # A certain choice is ATen, except for attention, which has no call of ATen.
@@ -152,7 +152,7 @@ def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, flo
 
 
 def _describe_problem(problem: Problem) -> str:
-    """Write a product's or an attention's sizes and dtype for a line of the log."""
+    """Format the sizes and dtype of a product or attention for the report."""
     if problem.family == "attention":
         sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
         return f"attention {sizes} {problem.word('dtype')}"

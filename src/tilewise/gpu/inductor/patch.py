@@ -142,7 +142,7 @@ def _unsupported_reason(devices: tuple[str, ...]) -> str | None:
 def _install(
     enabled: Enabled, budget: int, records: Path | None, devices: tuple[str, ...], service: str | None
 ) -> None:
-    """Create the advisor and connect it to the compiler; every step registers how to undo it."""
+    """Create the advisor and hook it into the compiler; `enabled` collects how to undo each change."""
     changes = enabled.changes
     choices = importlib.import_module("tilewise.gpu.inductor.choices")
     config = importlib.import_module("torch._inductor.config")
@@ -171,12 +171,14 @@ def _install(
 
 
 def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: Any) -> None:
-    """Compile graphs on other devices with the original settings; with a budget of 0, benchmark in none.
+    """Patch the compiler so that tilewise's settings apply only to graphs on the advisor's devices.
 
-    The settings are made here, inside of those that a mode such as "max-autotune" brings.
+    With a budget of 0, they also switch benchmarking off. They are set inside of those of a mode such as
+    "max-autotune", which would override them.
     """
 
     def compile_inner(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile a graph with the settings for its device; replaces Inductor's function."""
         settings = advisor.original_settings
         if _uses_device(graph, advisor.devices):
             settings = {}
@@ -191,7 +193,7 @@ def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: An
 
 
 def _pick_pinned_choices(changes: contextlib.ExitStack, select_algorithm: Any, advisor: Any) -> None:
-    """Patch the compiler's deterministic mode to take tilewise's choice from a list of candidates, not always ATen."""
+    """Patch the compiler's deterministic mode to take tilewise's choice where it would always take ATen."""
 
     def pick(original: Any, selector: Any, choices: Any) -> Any:
         pinned = [choice for choice in choices if advisor.is_pinned_choice(choice)]
@@ -214,7 +216,7 @@ def _warn(line: str) -> None:
 
 
 def _remove_feedback(select_algorithm: Any, callback: Any) -> None:
-    """Remove one function from the compiler's list of callbacks; PyTorch itself can only clear the whole list."""
+    """Remove one callback from the compiler's list, of which PyTorch can only clear all."""
     callbacks = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
     if callback in callbacks:
         callbacks.remove(callback)
@@ -228,7 +230,7 @@ _ASSEMBLER_VARIABLE = "TRITON_PTXAS_PATH"
 
 
 def share_assembler() -> Callable[[], None]:
-    """Use the assembler (ptxas) of PyTorch's compile workers in this process; return the function that undoes it."""
+    """Make Triton in this process use the ptxas of PyTorch's compile workers; return a function that undoes it."""
     before = os.environ.get(_ASSEMBLER_VARIABLE)
     with contextlib.suppress(ImportError, AttributeError, OSError):
         tasks: Any = importlib.import_module("torch._inductor.runtime.compile_tasks")
@@ -258,7 +260,7 @@ def start_test_process() -> None:
 
 
 def _initialise_cuda(pool: Any) -> None:
-    """Have an idle test process synchronise the GPU, which creates its CUDA context before the first template."""
+    """Synchronise the GPU in an idle test process, so that its CUDA context exists before the first test."""
     cuda: Any = importlib.import_module("torch.cuda")
     process = pool.process_queue.get()
     try:
@@ -271,12 +273,12 @@ def _initialise_cuda(pool: Any) -> None:
 
 
 def restart_test_process() -> None:
-    """End the processes that test templates; PyTorch starts new ones."""
+    """Stop the processes that test-run templates; PyTorch starts new ones on demand."""
     for process in _test_pool().processes:
         process.kill()
 
 
 def _test_pool() -> Any:
-    """Return PyTorch's pool of processes that test templates; it starts them if they are not running."""
+    """Return PyTorch's pool of test processes, starting it if necessary."""
     autotune_process: Any = importlib.import_module("torch._inductor.autotune_process")
     return autotune_process.get_tuning_process_pool()

@@ -39,7 +39,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class RunnableChoice:
-    """A choice of the compiler that is ready to run: one call per set of operands, and its result on the first set."""
+    """A candidate of the compiler that is ready to run, with one call per set of operands."""
 
     choice: Any
     runs: tuple[Run, ...]
@@ -48,10 +48,9 @@ class RunnableChoice:
 
 
 def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
-    """Time the candidates that the compiler could run again, interleaved; return milliseconds, infinite for a wrong
-    result.
+    """Time again, interleaved, the candidates that PyTorch could run; return milliseconds, infinite for wrong results.
 
-    The result is empty if fewer than two choices can be timed.
+    The result is empty if fewer than two choices can be timed. `timings` are PyTorch's own milliseconds.
     """
     choices = [choice for choice, ms in timings.items() if 0 < ms < math.inf]
     if len(choices) < 2 or any(getattr(choice, "bmreq", None) is None for choice in choices):
@@ -60,7 +59,7 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(stream):
-        candidates = _prepare(torch, choices)
+        candidates = _prepare_choices(torch, choices)
         stream.synchronize()
         # The result to compare with is ATen's, else that of the first candidate, PyTorch's default tiling.
         first = candidates[0].result if torch.isfinite(candidates[0].result).all() else None
@@ -71,10 +70,7 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice]) -> dict[Any, float]:
-    """Move templates that are not clearly faster than the default to just behind it; times are milliseconds.
-
-    The default is ATen, or the first candidate if there is no ATen.
-    """
+    """Raise the times (ms) of templates not clearly faster than ATen, or else the first candidate, above its time."""
     defaults = {one.choice for one in candidates if one.is_aten} or {candidates[0].choice}
     default_ms = min(times[choice] for choice in defaults)
     threshold = default_ms * (1 - _MIN_GAIN) - _MIN_GAIN_MS
@@ -83,15 +79,15 @@ def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice
 
 
 def is_close(torch: Any, result: Any, expected: Any) -> bool:
-    """Tell whether two 16-bit results differ by no more than rounding, in every element."""
+    """Tell whether two 16-bit results differ in no element by more than rounding."""
     result, expected = result.float(), expected.float()
     # Relative to the element and to the root mean square, for elements that cancel to almost zero.
     bound = (expected.abs() + expected.square().mean().sqrt()) * _MAX_ROUNDING
     return bool(((result - expected).abs() <= bound).all())
 
 
-def _prepare(torch: Any, choices: Sequence[Any]) -> list[RunnableChoice]:
-    """Run every candidate once on every set of operands; return those that succeed, with their calls and results."""
+def _prepare_choices(torch: Any, choices: Sequence[Any]) -> list[RunnableChoice]:
+    """Run every candidate once per set of operands; return those that succeed, with their calls and first results."""
     input_metas = [choice.bmreq.input_tensor_meta for choice in choices]
     operand_sets = _random_storages(torch, input_metas)
     candidates = []
@@ -117,13 +113,13 @@ def _prepare(torch: Any, choices: Sequence[Any]) -> list[RunnableChoice]:
 
 
 def _storage_length(meta: Any) -> int:
-    """Count the elements of the storage that a strided tensor needs."""
+    """Return the number of elements of storage that a strided tensor spans."""
     extent = sum((size - 1) * stride for size, stride in zip(meta.sizes, meta.strides, strict=True))
     return int(meta.offset + 1 + extent)
 
 
 def _random_storages(torch: Any, input_metas: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Draw several sets of random operands, each long enough for every candidate.
+    """Allocate several sets of random operands, each large enough for every candidate's view of it.
 
     The last operand, the weights, differs between the sets, so that no cache holds all of them.
     """
@@ -134,6 +130,7 @@ def _random_storages(torch: Any, input_metas: Sequence[Sequence[Any]]) -> list[l
     block_lists = _block_lists(torch, input_metas[0])
 
     def draw(i: int) -> Any:
+        """Draw operand `i` as a flat tensor."""
         dtype, device = kinds[i]
         if i in block_lists:
             return block_lists[i].to(device)
@@ -184,7 +181,7 @@ def time_interleaved(torch: Any, candidates: Sequence[RunnableChoice]) -> dict[A
 
 
 def _elapsed_ms(torch: Any, graph: Any) -> float:
-    """Replay a CUDA graph once and return its time in milliseconds."""
+    """Return the milliseconds of one replay of a CUDA graph."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -194,7 +191,7 @@ def _elapsed_ms(torch: Any, graph: Any) -> float:
 
 
 def _capture(torch: Any, candidate: RunnableChoice, launches: int) -> Any:
-    """Capture `launches` calls of a candidate into a CUDA graph; PyTorch's own helper would collect garbage first."""
+    """Capture `launches` calls of a candidate into a CUDA graph, without the garbage collection of PyTorch's helper."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     for number in range(launches):
@@ -213,7 +210,7 @@ _MAX_REGISTER_ELEMENTS = 131_072  # of one row of all operands and results toget
 
 
 def fits_registers(features: Any, devices: Sequence[str]) -> bool:
-    """Tell whether a reduction runs along rows short enough to stay in registers, on one of the devices."""
+    """Tell whether the rows of a reduction on one of the devices are short enough to stay in registers."""
     config: Any = importlib.import_module("torch._inductor.config")
     graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
     if not config.triton.persistent_reductions or graph.get_current_device_or_throw().type not in devices:
@@ -229,10 +226,14 @@ def fits_registers(features: Any, devices: Sequence[str]) -> bool:
 def patch_autotuner(
     changes: contextlib.ExitStack, on_error: Callable[[Exception], None], is_unmeasured: Callable[[], bool]
 ) -> None:
-    """Have PyTorch choose its kernels' tilings by interleaved times, or by rank alone if `is_unmeasured()`."""
+    """Patch Inductor's autotuner to choose tilings by interleaved timing, or by rank if `is_unmeasured()`.
+
+    `changes` undoes the patch; `on_error` receives exceptions, after which PyTorch's own method is used.
+    """
     torch: Any = importlib.import_module("torch")
 
     def benchmark_all_configs(original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the time of each tiling; replaces the autotuner's method of this name."""
         if is_unmeasured():
             return _rank_tilings(tuner)
         times: dict[Any, float] = {}
@@ -247,7 +248,7 @@ def patch_autotuner(
 
 
 def _rank_tilings(tuner: Any) -> dict[Any, float]:
-    """Order a kernel's tilings without running them, those that spill registers last; ranks serve as times."""
+    """Rank a kernel's tilings without running them; those that spill registers come last. Ranks act as times."""
     max_spills = tuner.inductor_meta.get("spill_threshold", _MAX_SPILLED_BYTES)
     return {
         launcher: float(position + len(tuner.launchers) * ((launcher.n_spills or 0) > max_spills))
@@ -256,7 +257,7 @@ def _rank_tilings(tuner: Any) -> dict[Any, float]:
 
 
 def time_tilings(torch: Any, tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, float]:
-    """Measure the milliseconds of a kernel's tilings, infinite for those that spill registers.
+    """Time a kernel's tilings in milliseconds, infinite for those that spill registers.
 
     The result is empty if the kernel has to be timed by PyTorch.
     """
@@ -279,7 +280,7 @@ def time_tilings(torch: Any, tuner: Any, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _is_repeatable(torch: Any, tuner: Any) -> bool:
-    """Tell whether CUDA graphs can run a kernel repeatedly: it is the compiler's own and needs no zeroed operand."""
+    """Tell whether a kernel may be replayed in CUDA graphs: it is Inductor's own and needs no zeroed operand."""
     heuristic = getattr(tuner.heuristic_type, "name", "")
     own = not tuner.custom_kernel and not tuner.reset_to_zero_arg_names
     capturing = torch.cuda.is_current_stream_capturing

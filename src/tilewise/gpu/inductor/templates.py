@@ -70,7 +70,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices of a list to benchmark, by their indices, and why."""
+    """The candidates of a list to benchmark, by index, and the reason."""
 
     indices: tuple[int, ...]
     reason: Reason
@@ -82,7 +82,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Context:
-    """Facts about a product besides the list of its templates."""
+    """Additional facts about a product for the selection of its templates."""
 
     best: Config | None = None  # the fastest configuration that was measured earlier
     epilogue_seconds: float = 0.0  # time that a template saves by fusing the next operation
@@ -124,14 +124,14 @@ def _aten_config(template: str) -> Config | None:
 
 
 def epilogue_seconds(problem: Problem) -> float:
-    """Estimate the seconds of a separate elementwise pass over the result, which a fused epilogue saves."""
+    """Estimate the seconds of an elementwise pass over the product's result, which fusing would save."""
     bytes_moved = problem.size("batch") * 4.0 * problem.size("m") * problem.size("n")  # 2 bytes read, 2 written
     rates = sustained_rates(H200)
     return bytes_moved / rates.memory_bandwidth + rates.empty_kernel_seconds
 
 
 def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """Convert all candidates at once to the columns that `config_of` would give; zeros for those without a tile."""
+    """Convert all candidates to columns of settings (one array per setting); zeros for candidates without a tile."""
     count, uses_tma = len(templates), {name: "tma" in name for name in set(templates)}
     try:
         flat = itertools.chain.from_iterable(map(_parameter_values, parameters))
@@ -146,7 +146,7 @@ def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str,
 
 
 def fits(of: Columns, accumulator_limit: int = 128) -> npt.NDArray[np.bool_]:
-    """Tell for each template whether it should compile and run without spilling registers (accumulators per thread)."""
+    """Tell, for each candidate, whether it compiles without spilling (at most this many accumulators per thread)."""
     area = of["block_m"] * of["block_n"]
     accumulators = area / np.maximum(32 * of["warps"], 1)  # per thread
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
@@ -161,7 +161,7 @@ def select_templates(
     budget: int,
     context: Context = _NO_CONTEXT,
 ) -> Selection:
-    """Select at most `budget` templates, and ATen, from candidates given as (template names, parameters).
+    """Select at most `budget` templates, and ATen, from candidates (template names, parameters) by predicted time.
 
     With a budget of 0 one choice is selected by the predictions, or none if it is ATen in another list.
     """
@@ -175,7 +175,7 @@ def select_templates(
         rows[i] = _NO_TILE
     of = template_columns(templates, rows)
     best = _index_of(context.best, of, {_aten_config(templates[i]): i for i in aten})
-    usable = _usable(problem, of)
+    usable = _predictable_candidates(problem, of)
     # An earlier measurement decides alone; ATen may have won in a list that does not contain it.
     if best is not None:
         indices, reason = [best], Reason.EARLIER_WINNER
@@ -194,14 +194,14 @@ def select_templates(
                 tuple(indices), Reason.PINNED, len(templates), time.perf_counter() - start,
                 predicted=microseconds, candidates=(*aten[:1], *(int(usable[i]) for i in candidates)),
             )  # fmt: skip
-        ranking = _rank(model, problem, {name: column[usable] for name, column in of.items()}, advantage)
+        ranking = _rank_candidates(model, problem, {name: column[usable] for name, column in of.items()}, advantage)
         indices = [*aten, *(int(usable[i]) for i in ranking[:budget])]
         reason = Reason.BENCHMARK if len(ranking) else Reason.CERTAIN
     return Selection(tuple(indices), reason, len(templates), time.perf_counter() - start)
 
 
-def _usable(problem: Problem, of: Columns) -> npt.NDArray[np.intp]:
-    """Return the indices of templates that can be expected to run well.
+def _predictable_candidates(problem: Problem, of: Columns) -> npt.NDArray[np.intp]:
+    """Return the indices of candidates that the model predicts reliably.
 
     PyTorch's template for batched products does so with four warps and at least three stages. With other settings it
     differs from the kernels that the model was trained on by more than those differ from each other.
@@ -213,7 +213,7 @@ def _usable(problem: Problem, of: Columns) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Templates ordered by predicted time, and the first one compared with ATen."""
+    """Candidates ordered by predicted time, and the fastest compared with ATen."""
 
     order: npt.NDArray[np.intp]
     seconds: Numbers
@@ -222,8 +222,11 @@ class _Comparison:
     deviation: float  # of the gain
 
 
-def _compare(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> _Comparison:
-    """Predict templates and ATen; `advantage` is what the template saves in seconds by fusing the epilogue."""
+def _compare_with_aten(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> _Comparison:
+    """Predict the times of all candidates and of ATen.
+
+    `advantage` is the time in seconds that a template saves by fusing the epilogue.
+    """
     batch = problem.size("batch")
     kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
     # PyTorch's TMA templates pay for their descriptors, which the model's kernels do not.
@@ -236,13 +239,13 @@ def _compare(model: RuntimeModel, problem: Problem, of: Columns, advantage: floa
     return _Comparison(order, seconds, aten_seconds, gain, deviation)
 
 
-def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> npt.NDArray[np.intp]:
-    """Order templates by predicted time; empty if even the first is slower than ATen beyond doubt.
+def _rank_candidates(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> npt.NDArray[np.intp]:
+    """Order candidates by predicted time; empty if even the fastest is certainly slower than ATen.
 
     Some products are always ranked, because cuBLAS's time is not predicted well enough: batched ones, those of one row
     or one column, and those whose rows are not whole 16-byte loads.
     """
-    compared = _compare(model, problem, of, advantage)
+    compared = _compare_with_aten(model, problem, of, advantage)
     # A short product is worth a benchmark even if it may lose a little; a long one only if it is expected to win.
     required = -max(_MAX_LOSS, compared.deviation) if compared.aten_seconds < _LONG_SECONDS else _MAX_LOSS
     is_single_row = min(problem.size("m"), problem.size("n")) == 1
@@ -253,8 +256,11 @@ def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) 
 def _choose_unmeasured(
     model: RuntimeModel, problem: Problem, of: Columns, advantage: float
 ) -> tuple[int | None, list[int], float]:
-    """Choose by predictions alone; returns the template (None: ATen), the best few, and the predicted microseconds."""
-    compared = _compare(model, problem, of, advantage)
+    """Choose by predictions alone.
+
+    Return (index of the template or None for ATen, the best few, predicted microseconds).
+    """
+    compared = _compare_with_aten(model, problem, of, advantage)
     shortlist = [int(index) for index in compared.order[:_SHORTLIST]]
     if compared.gain > required_gain(supports_tma(problem), compared.deviation):
         return shortlist[0], shortlist, float(compared.seconds[shortlist[0]]) * 1e6
@@ -264,7 +270,10 @@ def _choose_unmeasured(
 def choose_among(
     model: RuntimeModel, problem: Problem, templates: Sequence[Config], fuses: bool
 ) -> tuple[Config, float]:
-    """Choose between configurations and ATen by predictions; returns the choice and its predicted microseconds."""
+    """Choose between `templates` and ATen by predicted time; return the choice and its microseconds.
+
+    `fuses` tells whether a template would fuse an elementwise epilogue.
+    """
     advantage = epilogue_seconds(problem) if fuses else 0.0
     best, _, microseconds = _choose_unmeasured(model, problem, columns(templates), advantage)
     return (CUBLAS if best is None else templates[best]), microseconds
@@ -290,7 +299,7 @@ _MAX_NODES = 24  # nodes to visit; an arbitrary bound on the search
 
 
 def has_fusible_epilogue(node: Any) -> bool:
-    """Tell whether elementwise operations follow a node of an FX graph and no reduction comes right after them."""
+    """Tell whether the node of an FX graph is followed by elementwise operations and not by a reduction."""
     # Breadth-first over the users; views are followed because they do not stop a fusion.
     queue, visits, any_elementwise = list(getattr(node, "users", ())), 0, False
     while queue and visits < _MAX_NODES:
@@ -318,7 +327,7 @@ def _model() -> ModelScores | None:
 
 
 def attention_problem(node: Any) -> Problem | None:
-    """Describe a call of flexible attention in an FX graph as a problem; None if the model does not cover it."""
+    """Describe a flexible-attention node of an FX graph as a problem; None if the model does not cover it."""
     query, key = (node.args[i].meta["val"] for i in (0, 1))  # (batch, heads, length, head size)
     dtype, head = _DTYPES.get(str(query.dtype)), int(query.shape[-1])
     rounded_head = next((size for size in _HEAD_SIZES if head <= size), None)
@@ -330,13 +339,13 @@ def attention_problem(node: Any) -> Problem | None:
 
 
 def rank_attention(problem: Problem, default: Config, tilings: Sequence[Config], count: int) -> tuple[list[int], bool]:
-    """Rank the tilings that fit; return the indices of the first `count`, and whether the first is certain.
+    """Rank the tilings that fit; return the indices of the best `count`, and whether the first needs no benchmark.
 
-    A certain tiling is predicted so far ahead of the default that it need not be benchmarked. It must also need no more
-    registers and shared memory than the default, because nothing tests it before the program runs it.
+    It needs none if it is predicted far ahead of the default and uses no more registers and shared memory than that,
+    because nothing tests it before the program runs it.
     """
     model = _model()
-    fitting = [i for i, config in enumerate(tilings) if _fits(problem, config)]
+    fitting = [i for i, config in enumerate(tilings) if _tiling_fits(problem, config)]
     if model is None or not fitting:
         return [], False
     reference = TritonAttention().configs(problem)[0]  # scores are relative to the first configuration
@@ -356,7 +365,10 @@ def _resources(problem: Problem, config: Config) -> tuple[int, int]:
     return rows * (keys + head) // (32 * config.size("warps")), shared_bytes
 
 
-def _fits(problem: Problem, config: Config) -> bool:
-    """Tell whether registers and shared memory suffice; a single stage has no pipeline and is excluded."""
+def _tiling_fits(problem: Problem, config: Config) -> bool:
+    """Tell whether a tiling fits into registers and shared memory.
+
+    Single-stage tilings, not pipelined, are excluded.
+    """
     accumulators, shared_bytes = _resources(problem, config)
     return 8 <= accumulators <= 192 and shared_bytes <= H200.shared_bytes_per_block and config.size("stages") > 1

@@ -41,7 +41,7 @@ _MAX_GPU_DEATHS = 20  # after so many deaths of the GPU process a kernel is give
 
 @dataclass
 class _Pending:
-    """A kernel that waits for its binaries or is being measured."""
+    """A kernel whose configurations are being compiled or measured."""
 
     kernel: Kernel
     configs: list[Config]
@@ -62,7 +62,7 @@ class TritonCollector(Collector):
     silence_seconds = _SILENCE_SECONDS
 
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
-        """Plan the run: select the configurations of each kernel and list the binaries they need."""
+        """Select each kernel's configurations, and list the binaries to compile for them."""
         cuda = options.device == "cuda"
         self._kind = "triton" if cuda else "triton-interpreter"
         # Read through NVML, without CUDA, so that compiling can begin while the GPU process starts.
@@ -76,7 +76,7 @@ class TritonCollector(Collector):
         self._job_seconds: deque[float] = deque([3.0], maxlen=50)
 
     def _pending(self, kernel: Kernel) -> _Pending:
-        """Select the configurations to measure and what to compile for them; list those that cannot fit the GPU."""
+        """Return a kernel's configurations and binaries; those that cannot fit the GPU are listed apart."""
         family = get_family(kernel.problem.family)
         if self.options.finals:
             selected = contenders(self.store, kernel, self.options.settings.finalists)
@@ -103,7 +103,7 @@ class TritonCollector(Collector):
     # The loop
 
     def run(self) -> dict[str, Tally]:
-        """Start the processes and measure until the queue is empty or the time is up; return the counts by family."""
+        """Start the worker processes and measure until all is done or time is up; return counts by family."""
         cores = real_cores()
         processes = self.options.processes or max(1, cores - 2)
         cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
@@ -122,7 +122,7 @@ class TritonCollector(Collector):
         return dict(self.tallies)
 
     def _open_run(self, details: dict[str, Any]) -> None:
-        """Open a run in the store for the device that the GPU process describes in `details`."""
+        """Open a run in the store for the GPU that `details` describes."""
         self.say(f"{time.monotonic() - self.started:.0f} s: device {details}")
         self.shared_bytes = int(details.get("shared_bytes", self.shared_bytes))
         if int(details.get("compute_capability", self.capability)) != self.capability:
@@ -133,7 +133,7 @@ class TritonCollector(Collector):
         self.open_run(Machine(self._kind, str(details["name"]), details), thin=self.options.thin)
 
     def _loop(self, compilers: Sequence[Worker]) -> None:
-        """Distribute work to the processes and handle their messages until all is done or the time is up."""
+        """Distribute work to the processes and handle their messages until all is done or time is up."""
         queue = deque(self.binaries())
         while self.time_left() and (self.waiting or self.current):
             for worker in compilers:
@@ -155,7 +155,7 @@ class TritonCollector(Collector):
             self.report_progress(done, done + len(self.waiting) + (self.current is not None), progress)
 
     def binaries(self) -> list[Binary]:
-        """List what has to be compiled for all kernels, each binary once, in the order of the kernels."""
+        """List the distinct binaries of all kernels, in the order of the kernels."""
         binaries: dict[str, Binary] = {}
         for pending in self.waiting:
             for binary in pending.binaries:
@@ -165,7 +165,7 @@ class TritonCollector(Collector):
     # The GPU
 
     def _submit_next(self) -> None:
-        """Start the first kernel that is compiled, fits into the time left and is not claimed by another run."""
+        """Send the next kernel that is compiled, fits into the remaining time and is not claimed elsewhere."""
         # The median of recent kernels predicts how long the next one takes.
         remaining = self.deadline - time.monotonic()
         if remaining < statistics.median(self._job_seconds):
@@ -209,7 +209,7 @@ class TritonCollector(Collector):
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
     def _on_gpu_messages(self, message: Any) -> None:
-        """Handle this message and all that are already in the pipe: they would be lost if this process were killed."""
+        """Handle this message and all others in the pipe, which would be lost if the GPU process were killed now."""
         self._on_gpu_message(message)
         for _ in range(_MAX_MESSAGES):
             if not (self.gpu.busy and self.gpu.ready()):
@@ -221,7 +221,7 @@ class TritonCollector(Collector):
             self._on_gpu_message(message)
 
     def _on_gpu_message(self, message: Any) -> None:
-        """Handle one message of the GPU process: a greeting, its death, or news about the current kernel."""
+        """Handle a message of the GPU process: its greeting, its end, or a result for the current kernel."""
         pending = self.current
         if not self.run_number:
             self._on_greeting(message)
@@ -238,7 +238,7 @@ class TritonCollector(Collector):
         self._on_kernel_message(pending, kind, message[1:])
 
     def _on_kernel_message(self, pending: _Pending, kind: str, content: Sequence[Any]) -> None:
-        """Handle news about the kernel that the GPU process measures."""
+        """Handle a result for the kernel that is being measured; `kind` is the type of message."""
         assert pending.recorder is not None
         if kind in pending.recorder.handlers:
             pending.recorder(kind, *content)
@@ -262,7 +262,7 @@ class TritonCollector(Collector):
                 self._describe(problem)
 
     def _on_greeting(self, message: Any) -> None:
-        """Begin a run in the store for the device in the GPU process's first message; raise the error in it, if any."""
+        """Open a run for the device in the GPU process's first message; raise if it reports an error."""
         self.gpu.finish()
         if isinstance(message, WorkerLostError):
             raise UnavailableError(f"The process that owns the GPU could not start: {message}.")
@@ -271,9 +271,9 @@ class TritonCollector(Collector):
         self._open_run(message[1])
 
     def _on_lost(self, pending: _Pending, reason: str) -> None:
-        """Handle the death of the GPU process.
+        """Handle the end of the GPU process: measure the kernel again in careful mode.
 
-        The kernel is measured again in careful mode. In careful mode the last configuration it named is the culprit.
+        In that mode the process names each configuration before running it, so that the last one named is at fault.
         """
         self.current = None
         next_step = "that configuration is left out" if pending.careful else "again, with care"
@@ -294,7 +294,7 @@ class TritonCollector(Collector):
     # Reporting
 
     def _describe(self, measurement: MeasuredProblem) -> None:
-        """Print the default, best and worst microseconds of a kernel, and the scatter of the repeats."""
+        """Print a kernel's default, best and worst time in microseconds, and the scatter of repeats."""
         best = min(measurement.timings, key=lambda timing: timing.runtime_ns)
         worst = max(timing.runtime_ns for timing in measurement.timings)
         scatter = statistics.median(timing.deviation for timing in measurement.timings)

@@ -29,7 +29,7 @@ class CompileResult:
 
 
 def find_kernel(name: str) -> Any:
-    """Import the jitted function "module:function"; the module is one of tilewise's kernels or a plug-in's."""
+    """Import the jitted function "module:function" from tilewise's kernels or a plug-in's."""
     module, function = name.split(":")
     qualified = f"{KERNELS}.{module}"
     is_built_in = "." not in module and importlib.util.find_spec(qualified) is not None
@@ -37,7 +37,7 @@ def find_kernel(name: str) -> Any:
 
 
 def compile_binary(binary: Binary, capability: int) -> Any:
-    """Return Triton's CompiledKernel, from its cache if possible; pointers are declared aligned, sizes are not."""
+    """Compile for a compute capability, or read from Triton's cache; pointers count as aligned, sizes do not."""
     from triton import compile as triton_compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -57,7 +57,7 @@ def compile_binary(binary: Binary, capability: int) -> Any:
 
 
 def use_cache(folder: str) -> None:
-    """Store cubins, and nothing else, in `folder`; all compile workers and the GPU process must use the same one."""
+    """Make Triton store compiled kernels in `folder`, which all workers and the GPU process share."""
     os.environ["TRITON_CACHE_DIR"] = folder
     os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
 

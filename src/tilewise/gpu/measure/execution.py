@@ -83,7 +83,7 @@ class CudaDevice(Clock):
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
-        """Return a callable that launches the kernel once; raise UnavailableError if it does not fit."""
+        """Load a binary and return a function that launches it once; UnavailableError if it does not fit."""
         if launch.call is not None:
             return launch.call
         kernel = self._load(binary)
@@ -110,7 +110,7 @@ class CudaDevice(Clock):
         return kernel
 
     def forget(self) -> None:
-        """Drop all loaded binaries; they are compiled or read from Triton's cache when they are used again."""
+        """Unload all binaries; each is compiled, or read from Triton's cache, when it is used again."""
         self._loaded.clear()
 
     def registers(self, binary: Binary) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class CudaDevice(Clock):
         return int(kernel.n_regs), int(kernel.n_spills)
 
     def unit(self, runs: Sequence[Run]) -> Run:
-        """Return a callable that launches all `runs` back to back, as one CUDA graph if that is possible."""
+        """Return a function that launches all `runs` back to back, as one CUDA graph if possible."""
         while self._capture_methods:
             try:
                 return self._capture_methods[0][1](runs)
@@ -132,13 +132,13 @@ class CudaDevice(Clock):
         return lambda: _launch_all(runs)
 
     def _capture_with_driver(self, runs: Sequence[Run]) -> Run:
-        """Capture the runs into one CUDA graph through the driver, and return what replays it."""
+        """Capture the runs into a CUDA graph through the driver; return a function that replays it."""
         if self._driver_graphs is None:
             self._driver_graphs = DriverGraphs(self._handle)
         return self._driver_graphs.capture(runs)
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """Time units one after the other; yields nanoseconds.
+        """Time units one after the other and yield the nanoseconds of each.
 
         All units are queued before the first time is returned, so that the GPU never waits for the caller.
         """
@@ -244,7 +244,7 @@ class Job:
 
 
 def measure(device: Gpu, job: Job, report: Report) -> None:
-    """Send Verdicts and timings to `report` as they are obtained; each message is complete in itself."""
+    """Check and time a job's configurations; each verdict and timing is passed to `report` immediately."""
     sets = operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
     if not candidates or candidates[0].config != job.configs[0]:
@@ -257,7 +257,7 @@ def measure(device: Gpu, job: Job, report: Report) -> None:
 
 
 def operand_sets(device: Gpu, job: Job) -> list[Operands]:
-    """Allocate enough sets of operands that each has left the L2 cache when it is used again, up to `max_sets`."""
+    """Allocate up to `max_sets` sets of operands, enough for a set to have left the L2 cache when it is used again."""
     family = get_family(job.problem.family)
     generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)
     footprint = max(family.bytes_moved(job.problem), 1)
@@ -266,7 +266,7 @@ def operand_sets(device: Gpu, job: Job) -> list[Operands]:
 
 
 def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
-    """Run every configuration into an output of NaN; report verdicts, and return the correct and fast enough ones."""
+    """Run every configuration into an output of NaN and report its verdict; return the correct, fast enough ones."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
     # Comparisons stay on the GPU until the end, so that it never waits for the host.
@@ -293,13 +293,13 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
     correct = [candidate for candidate in candidates if right_list[candidate.index]]
     wrong = [candidate.config for candidate in candidates if not right_list[candidate.index]]
     verdicts |= {config: Verdict(config, "wrong", "the result differs from PyTorch's") for config in wrong}
-    fast_enough = list(_estimate(device, job, correct, verdicts))
+    fast_enough = list(_drop_slow(device, job, correct, verdicts))
     report("verdicts", list(verdicts.values()))
     return fast_enough
 
 
 def is_right(operands: Operands, expected: Expected, run: Run, *, is_cublas: bool = False) -> Any:
-    """Run once; return, as a tensor, whether the result is correct and nothing outside of the output was written."""
+    """Run once; return, as a tensor, whether the output is correct and nothing was written outside of it."""
     # NaN shows elements that the kernel does not write; behind the output it must stay.
     operands.guarded.fill_(math.nan)
     run()
@@ -309,10 +309,13 @@ def is_right(operands: Operands, expected: Expected, run: Run, *, is_cublas: boo
     return close.all() & guard.isnan().all()
 
 
-def _estimate(
+def _drop_slow(
     device: Gpu, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
 ) -> Iterator[Candidate]:
-    """Estimate each candidate's time from one launch; record candidates above `slowest_ms` as slow and drop them."""
+    """Estimate each candidate's time from one launch.
+
+    Yield those below `slowest_ms`, mark the others as slow in `verdicts`.
+    """
     for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
         candidate.estimate_ns = max(runtime_ns, 500.0)
         is_default = candidate.config == job.configs[0]
@@ -324,7 +327,7 @@ def _estimate(
 
 
 def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
-    """Capture each candidate's timed unit: as many launches as last about `unit_ms` milliseconds."""
+    """Set each candidate's timed unit: enough launches to last about `unit_ms`, as a CUDA graph."""
     for candidate in candidates:
         sets = len(candidate.runs)
         launches = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
@@ -338,7 +341,7 @@ def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
 
 
 def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
-    """Run the GPU process: open the device, describe it, then receive jobs and send messages."""
+    """Main loop of the GPU process: send a description of the device, then receive jobs and send results."""
     use_cache(shared["cache"])
     try:
         device = open_device(kind)

@@ -71,9 +71,9 @@ class TritonDevice(TuningDevice):
         yield TritonTrial(self.device, problem)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Measure all configurations; return runtimes in ns and the seconds that a sequential autotuner would take.
+        """Measure all configurations; return runtimes in ns, and the seconds that a sequential autotuner would take.
 
-        Compilation runs in parallel, but its times are added up. A binary that two problems share counts for both.
+        Compilation runs in parallel, but its times are added up; a binary used by two problems counts for both.
         """
         self._sweep_cache = self._sweep_cache or tempfile.mkdtemp(prefix="tilewise-sweep-")
         use_cache(self._sweep_cache)
@@ -111,7 +111,7 @@ class TritonDevice(TuningDevice):
                 worker.stop()
 
     def forget(self) -> None:
-        """Drop all compilations, as a new process would find them: empty cache folder, no kernels loaded."""
+        """Empty the compilation cache and unload all kernels, as in a new process."""
         use_cache(tempfile.mkdtemp(prefix="tilewise-triton-"))
         if isinstance(self.device, CudaDevice):
             self.device.forget()
@@ -153,25 +153,25 @@ class TritonTrial:
         return TrialResult(first_ns * ratio, None)
 
     def time_interleaved(self, configs: Sequence[Config], rounds: int = _FINAL_ROUNDS) -> list[float]:
-        """Time configurations that were measured before; return the medians over rounds in nanoseconds."""
+        """Time configurations that were measured before, interleaved; return each one's median over `rounds` in ns."""
         return [statistics.median(times) for times in zip(*self._rounds(configs, rounds), strict=True)]
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Time configurations again, corrected for the change of the clock since the first measurement."""
+        """Time configurations again, interleaved, and correct for clock drift since the first time."""
         assert self._first is not None
         first, first_ns = self._first
         times = dict(zip([first, *configs], self.time_interleaved([first, *configs]), strict=True))
         return [first_ns * times[config] / times[first] for config in configs]
 
     def _rounds(self, configs: Sequence[Config], count: int) -> list[list[float]]:
-        """Measure the nanoseconds of each configuration in each round, after a few rounds of warm-up."""
+        """Time each configuration once per round, after warm-up rounds: nanoseconds by configuration."""
         units, launches = zip(*(self._units[config] for config in configs), strict=True)
         times = iter(self.device.time_units(list(units) * (_WARM_UP_ROUNDS + count)))
         rounds = [[next(times) / unit_launches for unit_launches in launches] for _ in range(_WARM_UP_ROUNDS + count)]
         return rounds[_WARM_UP_ROUNDS:]
 
     def unit(self, runs: Sequence[Run]) -> tuple[Run, int]:
-        """Capture one timed unit that rotates through the operand sets; returns it with its number of launches."""
+        """Capture a timed unit that cycles through the operand sets; return it and its number of launches."""
         estimate_ns = max(min(self.device.time_units([runs[0], runs[0]])), 500.0)
         launches = int(min(max(_UNIT_NS / estimate_ns, len(runs) if estimate_ns < _UNIT_NS else 1), _MAX_LAUNCHES))
         return self.device.unit([runs[i % len(runs)] for i in range(launches)]), launches

@@ -39,18 +39,18 @@ _changes = [0]  # how often pinning began or ended
 
 
 def generation() -> int:
-    """Return a number that changes whenever pinning begins or ends; records of choices are made per generation."""
+    """Return a counter that increases whenever pinning begins or ends; cached choices of older values are stale."""
     return _changes[0]
 
 
 def begin_pinning(lock: LockFile | None) -> None:
-    """Begin pinning, with the lock file of its choices if there is one."""
+    """Make all choices unmeasured from now on; `lock` is the lock file that stores them, if any."""
     _locks.append(lock)
     _changes[0] += 1
 
 
 def end_pinning(lock: LockFile | None) -> None:
-    """End the newest pinning that uses this lock file, or, for None, the newest without one."""
+    """Undo the latest `begin_pinning` with this lock file (None: without one)."""
     for index in reversed(range(len(_locks))):
         if _locks[index] is lock:
             del _locks[index]
@@ -78,14 +78,14 @@ def is_deterministic() -> bool:
 
 
 def is_unmeasured() -> bool:
-    """Tell whether no choice of this process may be measured."""
+    """Tell whether measuring is off in this process: it is pinned, or deterministic results were requested."""
     return is_pinned() or is_deterministic()
 
 
 def replace_function(changes: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replace a function of another library until `changes` is closed; AttributeError if its version has none.
+    """Replace the attribute `name` of `owner` by `function` until `changes` is closed.
 
-    The new one receives the original as its first argument.
+    `function` receives the original as its first argument. AttributeError if there is no such attribute.
     """
     original = getattr(owner, name)
 

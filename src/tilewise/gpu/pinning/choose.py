@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ConfigRanking:
-    """An order of candidates, the costs that it comes from, and the model behind them."""
+    """An order of configurations, the costs that it results from, and the name of the model."""
 
     order: Sequence[int]
     costs: Sequence[float] | None = None
@@ -57,7 +57,7 @@ class ConfigRanking:
 
 
 def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], say: Say | None = None) -> Any:
-    """Return the triton.Config for a call of an autotuned kernel, as `Autotuner.prune_configs` receives it.
+    """Return the `triton.Config` for a call of an autotuned kernel, chosen by a model without measuring.
 
     `autotuner.nargs` are the positional arguments by name; `kwargs` are the others, with the grid.
     """
@@ -75,7 +75,9 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
         if not ranking.model:
             _announce(f"{name} keeps its first configuration that fits: no model could rank it", say)
         # Without any that fits, Triton raises its own error for the first.
-        index = next((i for i in ranking.order if _fits(autotuner, configs[i], kwargs)), ranking.order[0])
+        index = next(
+            (i for i in ranking.order if _compiles_within_limits(autotuner, configs[i], kwargs)), ranking.order[0]
+        )
         if lock is not None:
             from tilewise.gpu.pinning.lock import LockedChoice
 
@@ -94,13 +96,13 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _arguments(autotuner: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, without the launch settings."""
+    """Return the kernel's arguments in a call by name, without launch settings such as the grid."""
     values = {**autotuner.nargs, **kwargs}
     return {name: value for name, value in values.items() if name in autotuner.arg_names}
 
 
 def _rank(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> ConfigRanking:
-    """Order the configurations by a model, fastest first; in their own order if none knows the kernel or the device."""
+    """Order the configurations by a model, fastest first; in the listed order if no model fits kernel or device."""
     arguments, record = _arguments(autotuner, kwargs), find_device(device)
     if record is None:
         _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
@@ -122,7 +124,7 @@ def _rank(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], dev
 
 
 def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> ConfigRanking | None:
-    """Order the configurations of a call by the work of the kernel; None if it cannot be read or the GPU is unknown."""
+    """Order a call's configurations by the amount of work in the kernel's code; None if code or GPU is unknown."""
     device = find_device(_device_name())
     if device is None or len(configs) < 2:
         return None
@@ -146,7 +148,7 @@ def _rank_by_work(
 
 
 def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config], device: Device) -> ConfigRanking:
-    """Order configurations of a matrix product by the model's scores; equal ones keep their order.
+    """Order the configurations of a matrix product by the model's scores; ties keep their order.
 
     Those that exceed shared memory or registers come last: the model was trained on configurations that fit.
     """
@@ -158,7 +160,7 @@ def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config],
 
 
 def _is_too_large(config: Config, element_bytes: int, device: Device) -> bool:
-    """Tell whether a tile's accumulators exceed a thread's registers, or its pipeline exceeds shared memory."""
+    """Tell whether a tile needs more registers per thread, or more shared memory, than the device has."""
     block_m, block_n, block_k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
     shared = (block_m + block_n) * block_k * element_bytes * max(config.size("stages") - 1, 1)
     accumulators = block_m * block_n / (32 * config.size("warps"))
@@ -167,7 +169,7 @@ def _is_too_large(config: Config, element_bytes: int, device: Device) -> bool:
 
 @functools.cache
 def model_digest() -> str:
-    """Name the shipped model of Triton kernels, with eight hexadecimal digits of its content."""
+    """Identify the shipped model of Triton kernels by name and eight hexadecimal digits of its hash."""
     return f"h200 {hashlib.sha256(shipped_file('h200').read_bytes()).hexdigest()[:8]}"
 
 
@@ -178,7 +180,7 @@ def shipped_model(device: str) -> ModelScores | None:
 
 
 def _device_name() -> str:
-    """Identify this machine's GPU; "no GPU" without PyTorch."""
+    """Return the name of this machine's GPU, or "no GPU" without PyTorch or a GPU."""
     try:
         return this_gpu()[0].identity
     except ImportError:
@@ -194,8 +196,8 @@ def _capability() -> int:
     return int(major) * 10 + int(minor)
 
 
-def _fits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Compile a configuration without launching it, and tell whether the device can load it."""
+def _compiles_within_limits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a configuration compiles within the device's limits; it is not launched."""
     kernel = getattr(autotuner.fn, "fn", autotuner.fn)
     if "Interpreted" in type(kernel).__name__ or "Interpreted" in type(autotuner.fn).__name__:
         return True  # the interpreter has no device
@@ -215,7 +217,7 @@ def _fits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _announce(sentence: str, say: Say | None) -> None:
-    """Pass a sentence to `say`, or warn with it, unless this process has said it before."""
+    """Pass a sentence to `say`, or issue it as a warning, at most once per process."""
     if sentence not in _announced:
         _announced.add(sentence)
         if say is not None:
@@ -231,7 +233,7 @@ _MAX_TEXTS = 4096  # arbitrary
 def describe_candidates(
     kernel: Any, arguments: Mapping[str, Any], configs: Sequence[Any], grid: Any, capability: int = H200_CAPABILITY
 ) -> list[RankedCandidate]:
-    """Describe the configurations of a call to the ranker: lower the kernel, count its work, evaluate its grid.
+    """Describe each configuration of a call to the ranker: the work per program in its lowered code, and its grid.
 
     Raises whatever Triton's front end raises for a configuration that it cannot lower.
     """

@@ -41,7 +41,7 @@ _CASTS = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
 
 @dataclass
 class WorkSummary:
-    """The work of one program, and what it needs at a time."""
+    """The work of one program of a Triton kernel, and the resources it needs."""
 
     loaded_bytes: float = 0.0
     stored_bytes: float = 0.0
@@ -71,13 +71,18 @@ class WorkSummary:
 
 @dataclass(frozen=True)
 class _Tensor:
+    """A tensor type in TTIR text: element count, shape, and bits per element."""
+
     elements: int
     shape: tuple[int, ...]
     bits: int
 
 
 def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = (0, 0, 0)) -> WorkSummary:
-    """Count the work of one program in TTIR text; `arguments` are the call's integers, `program` its grid position."""
+    """Count the work that one program does according to TTIR text (Triton's intermediate representation).
+
+    `arguments` are the call's integer arguments by name, `program` the program's position in the grid.
+    """
     if len(text) > _MAX_TEXT:
         raise ValueError("the kernel is too long")
     summary = WorkSummary()
@@ -134,7 +139,7 @@ def _constant_value(token: str) -> float | None:
 
 
 def _tensors(text: str) -> list[_Tensor]:
-    """List the tensor types (shape and element type) in a piece of TTIR text."""
+    """Parse the tensor types (shape and element type) in a piece of TTIR text."""
     tensors = []
     for dimensions, element in _TENSOR.findall(text):
         shape = tuple(int(n) for n in dimensions.split("x") if n)
@@ -146,7 +151,7 @@ def _tensors(text: str) -> list[_Tensor]:
 
 
 def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bool) -> None:
-    """Add one TTIR operation, executed `trips` times, to the summary; `body` is its text after the name."""
+    """Add one TTIR operation, executed `trips` times, to `summary`; `body` is its text after the name."""
     types = _tensors(body.partition(" : ")[2] or body)
     if kind in ("tt.load", "tt.descriptor_load", "tt.experimental_descriptor_load"):
         tensor = types[-1] if types else _Tensor(1, (), 32)
@@ -195,7 +200,7 @@ def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bo
 
 
 def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program: Sequence[int]) -> None:
-    """Compute the integer result `name` of a scalar operation into `values`, if its operands are in there."""
+    """Evaluate a scalar TTIR operation and store its integer result as `values[name]`, if its operands are known."""
     if not name or "tensor<" in body:
         return
     operands = re.findall(r"%\w+", body)
@@ -223,7 +228,7 @@ def lower(function: Any, arguments: Mapping[str, Any], settings: Mapping[str, An
 def lower_source(
     function: Any, signature: dict[str, str], constants: dict[str, Any], attributes: Any, capability: int
 ) -> str:
-    """Lower a jitted function to TTIR text for these types, compile-time constants and divisibilities."""
+    """Lower a jitted function to TTIR text, for argument types, compile-time constants and divisibilities."""
     compiler: Any = importlib.import_module("triton.compiler")
     target: Any = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     ir: Any = importlib.import_module("triton._C.libtriton").ir
@@ -241,7 +246,7 @@ def lower_source(
 def _signature(
     function: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
-    """Describe a call to the compiler: types, compile-time constants, and which arguments are divisible by 16."""
+    """Return a call's argument types, constants and divisibility by 16 in the form of Triton's compiler."""
     types: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], Any] = {}
@@ -266,7 +271,7 @@ def _signature(
 
 
 def _element(tensor: Any) -> str:
-    """Return Triton's name of a tensor's dtype, such as fp16."""
+    """Return Triton's name of a tensor's dtype, such as "fp16"."""
     name = str(tensor.dtype).removeprefix("torch.")
     short = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "bool": "i1",
              "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}  # fmt: skip

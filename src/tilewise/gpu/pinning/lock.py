@@ -53,7 +53,7 @@ class MissingChoiceError(TilewiseError, LookupError):
 
 @dataclass(frozen=True)
 class LockedChoice:
-    """One choice: what was chosen for what, by which model, and why."""
+    """One configuration that was chosen for a problem, with the model and the reason."""
 
     kernel: str  # name and digest of the source, or the compiler's operation
     problem: Problem
@@ -99,7 +99,7 @@ class LockFile:
         return self._choices.get((kernel, problem.key, device))
 
     def add(self, choice: LockedChoice) -> None:
-        """Add a choice and write the file; MissingChoiceError if the file is frozen."""
+        """Add a choice and write the file; raise MissingChoiceError if the file is frozen."""
         if self.frozen:
             raise MissingChoiceError(
                 f"{self.path} has no choice for {choice.kernel} with {_inline(choice.problem)} on {choice.device}; run "
@@ -117,7 +117,7 @@ class LockFile:
             write_atomic(self.path, format_lock(self))
 
     def replace_all(self, choices: Iterable[LockedChoice]) -> None:
-        """Replace the file's choices."""
+        """Replace all choices and write the file."""
         self._choices = {choice.identity: choice for choice in choices}
         write_atomic(self.path, format_lock(self))
 
@@ -126,11 +126,11 @@ def format_lock(choices: Iterable[LockedChoice]) -> str:
     """Format choices as the text of a lock file, sorted by kernel, problem and device."""
     tables = [_HEADER + f"format = {_FORMAT}\n"]
     for choice in sorted(choices, key=lambda choice: choice.identity):
-        lines = ["[[choice]]", f"kernel = {_text(choice.kernel)}", f"problem = {_inline(choice.problem)}",
-                 f"device = {_text(choice.device)}", f"config = {_inline(choice.config)}"]  # fmt: skip
+        lines = ["[[choice]]", f"kernel = {_quote(choice.kernel)}", f"problem = {_inline(choice.problem)}",
+                 f"device = {_quote(choice.device)}", f"config = {_inline(choice.config)}"]  # fmt: skip
         if choice.predicted is not None:
             lines.append(f"predicted = {choice.predicted:.6g}" + ("" if choice.predicted % 1 else ".0"))
-        lines += [f"model = {_text(choice.model)}", f"reason = {_text(choice.reason)}"]
+        lines += [f"model = {_quote(choice.model)}", f"reason = {_quote(choice.reason)}"]
         if choice.candidates:
             lines += ["candidates = [", *(f"  {_inline(config)}," for config in choice.candidates), "]"]
         tables.append("\n".join(lines) + "\n")
@@ -138,7 +138,7 @@ def format_lock(choices: Iterable[LockedChoice]) -> str:
 
 
 def read_lock(path: Path) -> dict[Identity, LockedChoice]:
-    """Read a lock file of at most 64 MiB."""
+    """Read the choices of a lock file, at most 64 MiB; FileFormatError if it is damaged."""
     text = read_text_input(path, _MAX_BYTES)
     try:
         content = tomllib.loads(text)
@@ -154,7 +154,7 @@ def read_lock(path: Path) -> dict[Identity, LockedChoice]:
 
 
 def _parse_choice(path: Path, number: int, table: Any) -> LockedChoice:
-    """Check one table of a lock file."""
+    """Convert table `number` of a lock file to a choice; FileFormatError if it is invalid."""
     try:
         predicted = table.get("predicted")
         if predicted is not None and not math.isfinite(float(predicted)):
@@ -164,36 +164,36 @@ def _parse_choice(path: Path, number: int, table: Any) -> LockedChoice:
             raise ValueError("a text is not a text")
         return LockedChoice(
             **texts,
-            problem=Problem(_checked(table["problem"], (int, str))),
-            config=Config(_checked(table["config"], (int,))),
+            problem=Problem(_check_types(table["problem"], (int, str))),
+            config=Config(_check_types(table["config"], (int,))),
             predicted=None if predicted is None else float(predicted),
-            candidates=tuple(Config(_checked(config, (int,))) for config in table.get("candidates", [])),
+            candidates=tuple(Config(_check_types(config, (int,))) for config in table.get("candidates", [])),
         )
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"{path}: choice {number} is damaged ({error}); remove it or write it again.") from None
 
 
-def _checked(values: Any, types: tuple[type, ...]) -> Mapping[str, Any]:
-    """Return the table if each value has one of the types; raise `ValueError` otherwise."""
+def _check_types(values: Any, types: tuple[type, ...]) -> Mapping[str, Any]:
+    """Return a table if each of its values has one of the types; raise `ValueError` otherwise."""
     if not isinstance(values, dict) or not all(type(value) in types for value in values.values()):
         raise ValueError("a table has a value of another type")
     return values
 
 
 def _inline(table: Mapping[str, Any]) -> str:
-    """Format a table on one line, as TOML."""
-    keys = [name if _BARE_KEY.fullmatch(name) else _text(name) for name in table]
-    values = [value if isinstance(value, int) else _text(value) for value in table.values()]
+    """Format a flat table as an inline TOML table."""
+    keys = [name if _BARE_KEY.fullmatch(name) else _quote(name) for name in table]
+    values = [value if isinstance(value, int) else _quote(value) for value in table.values()]
     pairs = [f"{key} = {value}" for key, value in zip(keys, values, strict=True)]
     return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
 
 
-def _text(value: str) -> str:
-    """Quote a text; JSON and TOML differ in the delete character alone."""
+def _quote(value: str) -> str:
+    """Quote a string for TOML, whose syntax differs from JSON's only in the delete character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def describe(choice: LockedChoice) -> dict[str, Any]:
-    """Convert a choice to JSON."""
+    """Convert a choice to a JSON object."""
     return {**dataclasses.asdict(choice), "problem": dict(choice.problem), "config": dict(choice.config),
             "candidates": [dict(config) for config in choice.candidates]}  # fmt: skip

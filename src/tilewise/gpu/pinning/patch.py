@@ -101,7 +101,7 @@ def pin_by_environment() -> None:
 
 
 def _pin_autotuner(pinned: Pinned, module: Any) -> None:
-    """Replace the two methods of Triton's Autotuner that lead to a benchmark, for all its instances."""
+    """Replace the two methods of Triton's Autotuner that lead to benchmarks, for all kernels."""
     autotuner = module.Autotuner
 
     def prune_configs(original: Any, self: Any, kwargs: dict[str, Any]) -> list[Any]:
@@ -119,7 +119,7 @@ def _pin_autotuner(pinned: Pinned, module: Any) -> None:
 
 
 def _forget_choices(autotuner: Any) -> None:
-    """Clear the chosen configurations of every autotuned kernel in the process, so that they are chosen anew."""
+    """Clear the cached best configuration of every autotuned kernel of the process."""
     for instance in gc.get_objects():
         if issubclass(type(instance), autotuner):  # isinstance would run code of proxy objects
             instance.cache.clear()
@@ -129,7 +129,7 @@ def _forget_choices(autotuner: Any) -> None:
 
 
 def _pin_compiler(pinned: Pinned, module: Any) -> None:
-    """Enable tilewise in PyTorch's compiler with a budget of 0; if it cannot be, the compiler's deterministic mode."""
+    """Enable tilewise in PyTorch's compiler with budget 0; if that fails, the compiler's deterministic mode."""
     inductor: Any = importlib.import_module("tilewise.gpu.inductor")
     if inductor.enable(budget=0).active:
         pinned.changes.callback(inductor.disable)
@@ -144,7 +144,7 @@ def _pin_compiler(pinned: Pinned, module: Any) -> None:
 
 
 def _after_import(pinned: Pinned, name: str, patch: Callable[[Pinned, ModuleType], None]) -> None:
-    """Call `patch` with a module: now if it is loaded, else right after its import."""
+    """Call `patch(pinned, module)` now if the module `name` is loaded, else right after its import."""
     if name in sys.modules:
         patch(pinned, sys.modules[name])
         return
@@ -154,7 +154,7 @@ def _after_import(pinned: Pinned, name: str, patch: Callable[[Pinned, ModuleType
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Runs a function once, right after a module was imported by the finders behind this one."""
+    """Import hook that calls a function once, right after a module was imported."""
 
     def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
         self.name, self.function = name, function
@@ -164,7 +164,7 @@ class _ImportHook(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        """Find the module with the other finders, and add the function behind its execution."""
+        """Find the module by the other finders, and extend its loader to call the function afterwards."""
         if name != self.name:
             return None
         self.remove()  # the search below must not come back here

@@ -40,7 +40,7 @@ _SUSTAINED_SHARE = 0.85  # of the data sheet's rates, where no measured ones exi
 
 @dataclass(frozen=True)
 class RankedCandidate:
-    """One configuration of a call: its work per program, its launch, and the bytes of all tensors."""
+    """A configuration to rank: its work per program, launch settings, and the bytes of all tensors."""
 
     work: WorkSummary
     programs: int
@@ -50,19 +50,19 @@ class RankedCandidate:
 
 
 def shared_bytes(candidate: RankedCandidate) -> float:
-    """Estimate the shared memory of pipelined products: the operands of all stages but one, which may be in use."""
+    """Estimate the shared memory of pipelined products: the operands of all stages but the one in use."""
     work = candidate.work
     return work.dot_operand_bytes * max(candidate.stages - 1, 1) if work.trips else 0.0
 
 
 def is_too_large(candidate: RankedCandidate, device: Device) -> bool:
-    """Tell whether a configuration cannot run well: its tiles exceed shared memory, or the registers of a thread."""
+    """Tell whether a configuration exceeds the device's shared memory or a thread's registers."""
     live = max(candidate.work.accumulators, candidate.work.dot_results) / (32 * candidate.warps)
     return shared_bytes(candidate) > device.shared_bytes_per_block or live > MAX_ACCUMULATORS
 
 
 def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Numbers, Numbers]:
-    """Return the trees' input, one row per candidate, and each one's analytic runtime estimate in seconds."""
+    """Return the trees' features, one row per candidate, and an analytic runtime estimate in seconds for each."""
     of = {
         name: np.array([float(getattr(c.work, name)) for c in candidates])
         for name in ("loaded_bytes", "stored_bytes", "dot_flops", "elementwise", "special", "reduced", "reductions",
@@ -133,7 +133,7 @@ def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Num
 
 
 def relative(rows: Numbers) -> Numbers:
-    """Add to every row its difference from the list's average."""
+    """Append to every row its difference from the mean row of the list."""
     return np.concatenate([rows, rows - rows.mean(axis=0)], axis=1)
 
 
@@ -184,7 +184,7 @@ class Trees:
 
 
 class KernelRanker:
-    """The trained trees."""
+    """Ranks configurations of any Triton kernel by trained regression trees."""
 
     def __init__(self, path: Path = FILE) -> None:
         arrays, _ = load_arrays(path)

@@ -24,7 +24,7 @@ from tilewise.store.problem import Problem
 
 
 class LockVerdict(StrEnum):
-    """The result of comparing one choice with today's."""
+    """Result of comparing a locked choice with the one that would be made today."""
 
     SAME = "same"
     CHANGED = "changed"
@@ -41,7 +41,7 @@ class LockComparison:
 
 
 def compare_lock(choices: Iterable[LockedChoice]) -> list[LockComparison]:
-    """Choose each locked problem's configuration anew and pair it with the locked one."""
+    """Choose a configuration for each locked problem anew, and pair it with the locked one."""
     runtime_model, ranker = shipped_runtime_model(), shipped_ranker()
     unchanged = {"", model_digest()}
     unchanged |= set() if runtime_model is None else {_model_name(runtime_model)}
@@ -60,7 +60,7 @@ def _model_name(model: RuntimeModel) -> str:
 
 
 def _choose_again(choice: LockedChoice, model: RuntimeModel | None) -> LockedChoice | None:
-    """Choose with the installed models: a product, a template of the compiler, or a Triton matrix product.
+    """Repeat a locked choice with the installed models: of a product, a compiler template or a Triton matrix product.
 
     The result is None for a kernel that was ranked by its code, and without a model or a record of the device.
     """

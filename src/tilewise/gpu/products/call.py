@@ -31,7 +31,7 @@ Product = Callable[[Any, Any, Any, Any], Any]  # (a, b, bias, residual) to the r
 
 @dataclass(frozen=True)
 class CallRecord:
-    """The procedure for one combination of shapes, strides and dtypes; a final record will not change any more."""
+    """Record of how to run products of one combination of shapes, strides and dtypes."""
 
     run: Product
     is_final: bool
@@ -78,14 +78,14 @@ def linear(x: Any, weight: Any, bias: Any = None, *, activation: str | None = No
 def run_product(
     a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str = False
 ) -> Any:  # fmt: skip
-    """Run activation(a @ b + bias) or a @ b + residual without recording a gradient."""
+    """Compute activation(a @ b + bias) or a @ b + residual, without autograd."""
     return _record(a, b, bias, residual, activation, measure).run(a, b, bias, residual)
 
 
 def _record(
     a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str
 ) -> CallRecord:  # fmt: skip
-    """Return the cached launch record of a call with these shapes; make one for new shapes, or anew to measure."""
+    """Return the cached `CallRecord` of these shapes; a new one for new shapes, or to measure."""
     key = (
         a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), activation, pinning.generation(),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype),
@@ -103,7 +103,7 @@ def _record(
 
 
 def _epilogue(bias: Any, activation: str | None, residual: Any, measure: bool | str) -> str:
-    """Check which of bias, activation and residual follow the product, and return the epilogue's name."""
+    """Return the name of the epilogue that these arguments ask for; raise if they cannot be combined."""
     if activation not in _EPILOGUES or measure not in (False, True, "background"):
         raise ConfigurationError(f"activation must be None, 'relu' or 'gelu', not {activation!r}; measure must be a "
                                  f"bool or 'background', not {measure!r}.")  # fmt: skip
@@ -115,7 +115,7 @@ def _epilogue(bias: Any, activation: str | None, residual: Any, measure: bool | 
 def _make_record(
     a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str
 ) -> CallRecord:  # fmt: skip
-    """Choose how to run a product, and prepare the launch of a kernel."""
+    """Choose a configuration, or PyTorch, for these operands and prepare its launch."""
     epilogue = _epilogue(bias, activation, residual, measure)
     in_torch = _torch_product(activation)
     dispatcher, problem = _dispatcher(), problem_of(a, b, bias, residual, epilogue)
@@ -137,7 +137,7 @@ def _make_record(
 def _kernel_product(
     dispatcher: ProductDispatcher, problem: Problem, config: Config, example: tuple[Any, Any, Any, Any]
 ) -> Product:
-    """Return the function that launches a kernel for operands like those of the example."""
+    """Return a function that launches a kernel on operands of the same shapes and strides as `example`."""
     import torch
 
     in_torch = _torch_product(None if "_" not in (epilogue := problem.word("epilogue")) else epilogue.split("_")[1])
@@ -148,7 +148,7 @@ def _kernel_product(
     raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def run(a: Any, b: Any, bias: Any, residual: Any) -> Any:
-        """Launch the kernel on the current stream; misaligned operands go to PyTorch."""
+        """Launch the kernel on the current stream and return the result; misaligned operands use PyTorch."""
         left, right = a.data_ptr(), b.data_ptr()
         bias_address = 0 if bias is None else bias.data_ptr()
         residual_address = 0 if residual is None else residual.data_ptr()
@@ -168,7 +168,7 @@ def _kernel_product(
 
 
 def _operands(problem: Problem, a: Any, b: Any, bias: Any, residual: Any, out: Any) -> Operands:
-    """Collect the operands as they are stored in memory; the problem's layout says which one is transposed."""
+    """Collect the tensors in row-major form; the problem's layout tells which of them are transposed."""
     left, right = (x.T if side == "t" else x for x, side in zip((a, b), problem.word("layout"), strict=True))
     inputs = {"a": left, "b": right, "bias": out if bias is None else bias,
               "residual": out if residual is None else residual}  # fmt: skip
@@ -207,7 +207,7 @@ def problem_of(a: Any, b: Any, bias: Any, residual: Any, epilogue: str) -> Probl
 
 
 def _is_on_gpu(tensor: Any) -> bool:
-    """Tell whether a tensor is on the GPU that the dispatcher serves."""
+    """Tell whether a tensor is on the GPU that the dispatcher was created for."""
     return bool(tensor.get_device() == 0)
 
 

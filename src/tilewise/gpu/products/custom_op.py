@@ -22,12 +22,12 @@ def product(a: Any, b: Any, bias: Any, residual: Any, activation: Any) -> Any:
 
 @product.register_fake
 def _fake_product(a: Any, b: Any, bias: Any, residual: Any, activation: Any) -> Any:
-    """Return a tensor of the result's shape, for tracing."""
+    """Return an empty tensor with the product's shape, which tracing uses in place of the computation."""
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep the tensors that the gradient needs: both operands, and what the activation's derivative comes from."""
+    """Save in `ctx` the tensors that the gradients need: the operands and the activation's input or output."""
     a, b, bias, residual, activation = inputs
     ctx.activation, ctx.has_bias, ctx.has_residual = activation, bias is not None, residual is not None
     # GELU's gradient needs the value in front of the activation, which is computed again; ReLU's only its sign.
@@ -35,7 +35,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-    """Return the gradients of a, b, bias and residual from the result's; None for arguments without one."""
+    """Return the gradients of a, b, bias, residual and activation (None), given that of the result."""
     a, b, *for_activation = ctx.saved_tensors
     if ctx.activation == "relu":
         gradient = gradient * (for_activation[0] > 0)

@@ -56,7 +56,10 @@ _column_cache: list[tuple[Sequence[Config], dict[str, Numbers]]] = []
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """The configuration chosen for a problem, whether it was measured, and its gain: cuBLAS's time over its own."""
+    """The configuration chosen for a product.
+
+    `gain` is cuBLAS's time divided by its time, measured or predicted.
+    """
 
     config: Config
     is_measured: bool
@@ -67,7 +70,7 @@ CUBLAS_UNMEASURED = ProductChoice(CUBLAS, False, 1.0)
 
 
 def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) -> ProductChoice:
-    """Choose a configuration by predictions alone; tf32 always goes to cuBLAS, because no data sets a margin."""
+    """Choose a configuration by predicted time; tf32 always uses cuBLAS, as there is no data on its margin."""
     if problem.word("dtype") == "tf32":
         return CUBLAS_UNMEASURED
     configs, kernels = rank_kernels(model, problem, shared_bytes, 1)
@@ -84,7 +87,7 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
 def rank_kernels(
     model: RuntimeModel, problem: Problem, shared_bytes: int, count: int
 ) -> tuple[list[Config], Prediction]:
-    """Return the `count` configurations with the shortest predicted runtimes, fastest first, and these predictions.
+    """Return the `count` configurations with the shortest predicted runtimes, fastest first, and the predictions.
 
     Configurations that cannot run, such as those that need more than `shared_bytes` of shared memory, are left out.
     """
@@ -128,7 +131,7 @@ class ProductDispatcher:
         self._measuring = threading.Lock()
 
     def choose(self, problem: Problem, measure: bool | str = False) -> ProductChoice:
-        """Return the choice for a problem: the stored one, else a prediction; `measure` asks for a measurement."""
+        """Return the choice for a problem: a stored one, else by prediction, else measured if `measure` asks for it."""
         if is_unmeasured():
             return self._choose_pinned(problem)
         choice = self.choices.get(problem)
@@ -148,7 +151,7 @@ class ProductDispatcher:
         return choice if self._kernel(problem, choice.config) is not False else CUBLAS_UNMEASURED
 
     def _choose_pinned(self, problem: Problem) -> ProductChoice:
-        """Return the lock file's choice, else the prediction, which the lock file then gets."""
+        """Return the lock file's choice, or a predicted one, which is then added to the lock file."""
         lock, device = active_lock(), str(self.torch.cuda.get_device_name(0))
         key = Problem({name: value for name, value in problem.items() if name != "family"})
         locked = None if lock is None else lock.find(LOCK_KERNEL, key, device)
@@ -171,7 +174,7 @@ class ProductDispatcher:
         return choice
 
     def run(self, problem: Problem, operands: Operands, config: Config, *, allocate: bool = True) -> None:
-        """Launch the product on the current CUDA stream; without `allocate` the operands already have a workspace."""
+        """Launch the product on the current CUDA stream; without `allocate`, `operands` already has its workspace."""
         if is_cublas(config):
             cublas_call(problem, operands)()
             return
@@ -189,7 +192,7 @@ class ProductDispatcher:
         kernel.run(*prefix, *arguments)
 
     def _kernel(self, problem: Problem, config: Config) -> Any:
-        """Return the compiled kernel; None for cuBLAS, False for a kernel that does not compile or fit."""
+        """Return the compiled kernel; None for cuBLAS, False if it fails to compile or does not fit."""
         if is_cublas(config):
             return None
         binary = self.family.binary(problem, config)
@@ -198,7 +201,7 @@ class ProductDispatcher:
         return self._kernels[binary.key]
 
     def _load(self, binary: Binary) -> Any:
-        """Compile a kernel and load it onto the GPU; False if that fails or if the kernel spills registers."""
+        """Compile a kernel and load it onto the GPU; False if that fails or registers spill."""
         try:
             kernel = compile_binary(binary, self.capability)
             kernel._init_handles()
@@ -210,7 +213,7 @@ class ProductDispatcher:
         return kernel
 
     def prepare(self, problem: Problem, operands: Operands, config: Config) -> PreparedLaunch | None:
-        """Prepare the launch of a kernel for operands of these shapes; None if it has to go through Triton."""
+        """Prepare a kernel's launch for operands of these shapes; None if only Triton's launcher can run it."""
         operands.scratch |= self._workspace(problem, config, self.torch.cuda.current_stream().cuda_stream, operands.out)
         try:
             launch = self.family.launch(problem, config, operands)
@@ -219,12 +222,12 @@ class ProductDispatcher:
             return None
 
     def workspace_addresses(self, problem: Problem, config: Config, stream: int, out: Any) -> tuple[int, int]:
-        """Return the addresses of partial sums and counters for one launch."""
+        """Return the addresses of the partial sums and of the counters for a launch on `stream`."""
         buffers = self._workspace(problem, config, stream, out)
         return buffers["partial_sums"].data_ptr(), buffers["counters"].data_ptr()
 
     def _workspace(self, problem: Problem, config: Config, stream: int, out: Any) -> dict[str, Any]:
-        """Return partial sums and counters for a launch; a kernel that keeps K whole gets `out`, which it ignores.
+        """Return the buffers for partial sums and counters of a launch, or `out` for a kernel that does not split K.
 
         Each stream has its own, kept between calls. A launch inside of a CUDA graph gets buffers of its own, since the
         graph may run beside other work. Counters must be zero before a launch, and the kernel leaves them at zero.
@@ -251,12 +254,12 @@ class ProductDispatcher:
     # Measuring
 
     def measure(self, problem: Problem) -> ProductChoice:
-        """Time the most promising kernels interleaved with cuBLAS and store the fastest correct one."""
+        """Time the most promising kernels and cuBLAS interleaved; store and return the fastest correct one."""
         with self._measuring, self.torch.no_grad():
             configs = [CUBLAS, *rank_kernels(self.model, problem, self.shared_bytes, KERNELS_TO_MEASURE)[0]]
             stream = self.torch.cuda.Stream()
             with self.torch.cuda.stream(stream):
-                times = self._times(problem, configs, stream)
+                times = self._time_configs(problem, configs, stream)
             best = min(times, key=times.__getitem__)
             choice = ProductChoice(best, True, times[CUBLAS] / times[best])
             self.choices[problem] = choice
@@ -267,8 +270,8 @@ class ProductDispatcher:
             )
             return choice
 
-    def _times(self, problem: Problem, configs: Sequence[Config], stream: Any) -> dict[Config, float]:
-        """Measure, interleaved, the seconds of every configuration that compiles and computes the right result."""
+    def _time_configs(self, problem: Problem, configs: Sequence[Config], stream: Any) -> dict[Config, float]:
+        """Time configurations interleaved; return the seconds of those that compile and compute the right result."""
         torch, family = self.torch, self.family
         generator = torch.Generator(device="cuda").manual_seed(0)
         footprint = family.bytes_moved(problem)
@@ -300,7 +303,7 @@ class ProductDispatcher:
     def _capture(
         self, problem: Problem, configs: Sequence[Config], operand_sets: Sequence[Operands], stream: Any, launches: int
     ) -> dict[Config, Run]:
-        """Capture a CUDA graph of `launches` runs for every configuration that computes the right result."""
+        """Capture `launches` runs of each configuration into a CUDA graph; those with a wrong result are left out."""
         first, sets = operand_sets[0], len(operand_sets)
         expected = self.family.expected(problem, self.torch, first)
         driver, graphs = DriverGraphs(stream.cuda_stream), {}
@@ -326,10 +329,10 @@ _MAX_DESCRIPTORS = 256  # per operand; arbitrary, far above the addresses that a
 
 
 class PreparedLaunch:
-    """One compiled kernel with its grid and its arguments but for the addresses."""
+    """A kernel launch with everything fixed except the addresses of its operands."""
 
     def __init__(self, kernel: Any, launch: Launch, transposed: bool) -> None:
-        """Prepare the launch that `ProductFamily.launch` built; LookupError if this Triton works differently."""
+        """Prepare a launch of `ProductFamily.launch`; LookupError if this version of Triton is unsupported."""
         self.transposed = transposed
         launcher = kernel.run
         if getattr(launcher, "global_scratch_size", 0) or getattr(launcher, "profile_scratch_size", 0):
@@ -349,7 +352,10 @@ class PreparedLaunch:
         ]
 
     def __call__(self, left: int, right: int, outputs: Sequence[int], stream: int) -> None:
-        """Launch with the addresses of both operands and of c, bias, residual, partial sums and counters."""
+        """Launch the kernel on a stream; all other arguments are addresses.
+
+        `outputs` are those of c, bias, residual, partial sums and counters.
+        """
         first, second = (right, left) if self.transposed else (left, right)
         if self._descriptors:
             operands = (*self._descriptors[0](first), *self._descriptors[1](second))
@@ -359,7 +365,7 @@ class PreparedLaunch:
 
 
 class _DescriptorCache:
-    """The launcher's arguments for one TMA operand, by the operand's address."""
+    """Caches the launcher's arguments for one TMA operand by the operand's address."""
 
     def __init__(self, descriptor: Any, metadata: Any) -> None:
         self._fields = {"shape": descriptor.shape, "strides": descriptor.strides,
@@ -368,7 +374,7 @@ class _DescriptorCache:
         self._arguments: dict[int, tuple[Any, ...]] = {}
 
     def __call__(self, address: int) -> tuple[Any, ...]:
-        """Return the arguments for an operand at this address, from memory if it was there before."""
+        """Return the launcher's arguments for an operand at this address."""
         arguments = self._arguments.get(address)
         if arguments is None:
             if len(self._arguments) >= _MAX_DESCRIPTORS:
@@ -381,7 +387,7 @@ class _DescriptorCache:
 
 
 def _compiled_launcher(launch: Any) -> Callable[..., Any]:
-    """Return the compiled function inside of the Python wrapper that builds TMA descriptors at every call."""
+    """Return the C function inside the Python wrapper of Triton's launcher, which is slower."""
     closure = getattr(launch, "__closure__", None)
     if not closure:
         return launch  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ class _ProductTile(NamedTuple):
 
 
 def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
-    """List pipeline depths: the deepest that fits, the one below, and the deepest that lets an SM run two programs."""
+    """Return pipeline depths to try: the deepest that fits, one less, and the deepest with two programs per SM."""
     stage_bytes = (block_m + block_n) * block_k * 2
     deepest = min(H200.shared_bytes_per_block // stage_bytes, 6)
     two_programs = min(H200.shared_bytes_per_block // 2 // stage_bytes, 5)
@@ -76,7 +76,7 @@ def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
 
 
 def _tiles(narrow: bool) -> Iterator[_ProductTile]:
-    """List block sizes and warps for 16-bit elements; narrow ones are for small m or small n."""
+    """Yield block sizes and warps for 16-bit elements; `narrow` tiles are for small m or n."""
     for block_m, block_n in _NARROW_TILES if narrow else _LARGE_TILES:
         for block_k, warps in product((64, 128, 256) if narrow else (64, 128), (4, 8)):
             accumulators = block_m * block_n // (32 * warps)  # per thread
@@ -87,7 +87,7 @@ def _tiles(narrow: bool) -> Iterator[_ProductTile]:
 
 
 def _schedules(tile: _ProductTile, tma: bool) -> Iterator[dict[str, int]]:
-    """List the values of the scheduling fields (stages, TMA, split-K, ...) with which a tile is tried."""
+    """Yield the scheduling settings (stages, TMA, split-K, ...) to try with a tile."""
     for group in (1, 8):
         plain = {"persistent": 0, SPLIT_K: 1, "group": group, STREAM_K: 0}
         yield plain
@@ -101,7 +101,7 @@ def _schedules(tile: _ProductTile, tma: bool) -> Iterator[dict[str, int]]:
 
 @cache
 def _space(tma: bool, small_m: bool, small_n: bool, element_bytes: int) -> tuple[Config, ...]:
-    """List all configurations: cuBLAS first, as the default, then every tile in every schedule.
+    """Return all configurations: cuBLAS as the default first, then every tile with every schedule.
 
     Tiles of wider elements span as many bytes of K as those of 16-bit elements.
     """
@@ -129,7 +129,7 @@ class ProductFamily(TritonMatmul):
     name = "product"
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """List the configurations of a product that the cost model ranks."""
+        """List the configurations to rank for a product; cuBLAS, the default, is first."""
         m, n, _ = sizes(problem)
         element_bytes = ELEMENT_BYTES[problem.word("dtype")]
         return _space(supports_tma(problem), m <= _SMALL_SIZE, n <= _SMALL_SIZE, element_bytes)
@@ -186,7 +186,7 @@ class ProductFamily(TritonMatmul):
         return operands
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Build the grid and the arguments of a kernel, or the call of cuBLAS."""
+        """Return the grid and arguments of a kernel, or a call of cuBLAS."""
         if is_cublas(config):
             return Launch((1, 1, 1), (), cublas_call(problem, operands))
         transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))
@@ -210,14 +210,14 @@ class ProductFamily(TritonMatmul):
         return Launch((programs, 1, 1), (*tensors, *integers))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return the tile of weights, output and input that one program works on; empty lists for cuBLAS."""
+        """Return the tile of weights ("kernel"), output and input of one program; empty for cuBLAS."""
         if "block_m" not in config:  # also called with one column per field, where cuBLAS is not a configuration
             return {"kernel": [], "output": [], "input": []}
         return super().tile(problem, config)
 
 
 def cublas_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
-    """Return PyTorch's call for the same result: cuBLAS, and a separate pass for an activation."""
+    """Return a function that computes the product by PyTorch: cuBLAS, then a separate pass for an activation."""
     import torch
 
     layout, epilogue, out = problem.word("layout"), problem.word("epilogue"), operands.out
@@ -235,7 +235,7 @@ def cublas_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
 
 
 class WorkSplit(NamedTuple):
-    """The division of a launch's output tiles: the first `full_tiles` keep K whole, the others are sliced."""
+    """Division of a launch's output tiles: the first `full_tiles` keep K whole, the others split it."""
 
     split_k: int
     full_tiles: int
@@ -273,7 +273,7 @@ def _splits_k(config: Config) -> bool:
 
 
 def as_16_bit(problem: Problem) -> tuple[Problem, int]:
-    """Return the 16-bit product that moves as many bytes, and the factor that its K is longer by.
+    """Return an equivalent 16-bit product, whose time the model can predict, and the factor that its K is longer by.
 
     The model knows 16-bit products only; a tf32 product keeps memory and the tensor cores as busy as a bf16 one with
     twice the K.
@@ -298,7 +298,7 @@ def sizes(problem: Problem) -> tuple[int, int, int]:
 
 
 def _layout(problem: Problem, transposed: bool) -> str:
-    """Return the operands' layouts as the kernel receives them; the transposed problem has b.T as its first operand."""
+    """Return the layouts of a and b as the kernel receives them; if `transposed`, it computes c.T = b.T @ a.T."""
     layout = problem.word("layout")
     return _TRANSPOSED_LAYOUT[layout[1]] + _TRANSPOSED_LAYOUT[layout[0]] if transposed else layout
 
@@ -310,9 +310,9 @@ def _compile_time_values(config: Config) -> tuple[int, ...]:
 
 
 def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int]:
-    """Return powers of two that divide m, n and k; 1 where the compiler gains nothing by knowing them.
+    """Return powers of two that divide m, n and k; 1 where the compiler gains nothing from the knowledge.
 
-    Those are the contiguous sizes of plain loads and of the store.
+    Only the contiguous sizes of plain loads and of the store matter.
     """
     m, n, k = sizes(problem)
     m, n = (n, m) if transposed else (m, n)
@@ -323,7 +323,7 @@ def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int
 
 
 def _descriptor(tensor: Any, block: list[int]) -> Any:
-    """Make a TMA descriptor by which a kernel reads `tensor` in blocks."""
+    """Return a TMA descriptor of `tensor` for loads of shape `block`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)

@@ -21,7 +21,7 @@ _SIZES = ("m_units", "n_units", "k_units", "group", "split_k", "full_tiles")
 
 @triton.jit
 def _tile_position(tile, row_blocks, column_blocks, group):
-    """Map a tile number to its row and column block.
+    """Map a tile's number to its row and column block.
 
     Tiles go down `group` row blocks before the next column block, so that the panel of b stays in the L2 cache.
     """
@@ -81,7 +81,7 @@ def _round_to_tf32(tile):
 
 @triton.jit
 def _store_output(total, c, bias, residual, row, column, m, n, C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr):
-    """Apply the epilogue and store the tile; in the transposed problem c is stored transposed."""
+    """Apply the epilogue to the accumulators `total` and store the tile, transposed if C_TRANSPOSED."""
     rows = row + tl.arange(0, total.shape[0])
     columns = column + tl.arange(0, total.shape[1])
     inside = (rows[:, None] < m) & (columns[None, :] < n)
@@ -106,7 +106,7 @@ def _store_output(total, c, bias, residual, row, column, m, n, C_TRANSPOSED: tl.
 @triton.jit
 def _reduce_slices(total, partial_sums, counters, tile, k_slice, split_k, c, bias, residual, row, column, m, n,
                    C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
-    """Store the partial sums of one slice of K; the tile's last program adds all slices in order and stores c."""
+    """Store the partial sums of one slice of K; the last program of a tile adds all slices in order and stores c."""
     inside = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
     slot = partial_sums + (tile * split_k).to(tl.int64) * (total.shape[0] * total.shape[1])
     tl.store(slot + k_slice * (total.shape[0] * total.shape[1]) + inside, total)
@@ -127,7 +127,7 @@ def _compute_unit(
     EPILOGUE: tl.constexpr, SPLITS_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute one unit of work: an output tile, or one slice of K of it."""
+    """Compute one unit of work: a whole output tile, or one slice of K of a tile."""
     tile = unit
     steps = tl.cdiv(k, BLOCK_K)
     first = 0

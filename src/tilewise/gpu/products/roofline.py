@@ -41,7 +41,7 @@ _DEFAULTS = {"split_k": 1, "group": 1}  # where a configuration does not say; 0 
 
 
 def is_cublas(config: Config) -> bool:
-    """Tell a call of cuBLAS from a kernel with a tile."""
+    """Tell whether a configuration stands for cuBLAS; the others are Triton kernels with a tile."""
     return _CUBLAS in config
 
 
@@ -63,7 +63,7 @@ def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
 def fits(
     problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int, device: Device = H200
 ) -> npt.NDArray[np.bool_]:
-    """Tell for every configuration (given as columns) whether it can run a problem; see `ProductFamily.misfit`."""
+    """Tell, for each configuration in columns, whether it can run the problem (see `ProductFamily.misfit`)."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     transposed = of["transposed"] > 0
     rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)
@@ -87,10 +87,13 @@ def fits(
 
 
 def max_accumulators(problem: Problem) -> int:
-    """Return how many accumulators a thread may hold when tiles come by plain loads.
+    """Return the number of accumulators that a thread may hold in a kernel with plain loads.
 
     Rows of an odd number of elements or of element pairs are loaded in small pieces, and the addresses then take the
-    registers of half the accumulators.
+    registers of half the accumulators. Return analytic quantities of every configuration by name: times, counts,
+    occupancy.
+
+    "estimate" is a first guess of the runtime in seconds.
     """
     return 64 if min(_alignment(problem)[:2]) <= 1 else 128
 
@@ -105,7 +108,7 @@ def floor_seconds(problem: Problem, batch: int = 1, device: Device = H200) -> fl
 
 
 def _costs(problem: Problem, of: Columns, batch: int, device: Device) -> dict[str, Numbers]:
-    """Compute times, counts and occupancy of every configuration; "estimate" is a first guess in seconds."""
+    """Compute times, counts and occupancy of every configuration by name; "estimate" is a first guess in seconds."""
     rates, sms = sustained_rates(device), device.multiprocessors
     transposed = of["transposed"] > 0
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
@@ -147,7 +150,7 @@ def _costs(problem: Problem, of: Columns, batch: int, device: Device) -> dict[st
 
 
 def estimate_seconds(problem: Problem, of: Columns, batch: int = 1, device: Device = H200) -> Numbers:
-    """Estimate the runtime of every configuration in seconds, by arithmetic alone."""
+    """Estimate every configuration's runtime in seconds by an analytic formula."""
     return _costs(problem, of, batch, device)["estimate"]
 
 
@@ -186,10 +189,10 @@ def features(problem: Problem, of: Columns, batch: int = 1, device: Device = H20
 
 
 def _stream_k_costs(tiles: Numbers, steps: Numbers, device: Device) -> Numbers:
-    """Compute the steps that the last wave takes for every split of its tiles along K.
+    """Return the loop steps of the last wave for each number of slices that its tiles may be split into along K.
 
-    Row i holds the cost of i + 1 slices. Adding up one slice's partial sums costs about half a step. A split that
-    would leave a slice empty costs infinity.
+    Row i holds the cost of i + 1 slices. Adding up one slice's partial sums costs about half a step. A split that would
+    leave a slice empty costs infinity.
     """
     last_wave_tiles = tiles % device.multiprocessors
     split = np.arange(1.0, MAX_SPLIT_K + 1)[:, None]
@@ -206,13 +209,13 @@ def best_stream_k_split(tiles: Numbers, steps: Numbers, device: Device = H200) -
 
 
 def stream_k_waves(tiles: Numbers, steps: Numbers, device: Device = H200) -> Numbers:
-    """Count waves when the last one is split best: the full waves, and the fraction of one that remains."""
+    """Return the number of waves if the last one is split optimally: full waves plus a fraction."""
     last_wave = _stream_k_costs(tiles, steps, device).min(axis=0) / steps
     return np.asarray(tiles // device.multiprocessors + last_wave)
 
 
 def _alignment(problem: Problem) -> list[float]:
-    """Describe how well row lengths divide.
+    """Return features of how well row lengths divide, which limits the width of loads.
 
     The values are the power of two, up to 2**6, in the row lengths of a, b and the result; whether 16-byte and 4-byte
     loads are possible; and whether m and k are multiples of 64.
@@ -226,7 +229,7 @@ def _alignment(problem: Problem) -> list[float]:
 
 
 def cublas_features(problem: Problem, batch: int = 1, device: Device = H200) -> Numbers:
-    """Build the input of the cuBLAS model, one row: the sizes, and how well usual tiles fill the GPU."""
+    """Return the feature row of the model of cuBLAS: sizes, and how well usual tiles fill the GPU."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
     rates, sms = sustained_rates(device), device.multiprocessors

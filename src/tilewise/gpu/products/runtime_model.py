@@ -51,7 +51,7 @@ _REQUIRED_WITH_TMA, _REQUIRED_WITHOUT_TMA = (0.04, 0.5), (0.06, 2.5)
 
 
 def required_gain(with_tma: bool, deviation: float) -> float:
-    """Return the predicted gain over cuBLAS, a logarithm, above which a kernel is chosen unmeasured."""
+    """Return the predicted gain over cuBLAS (log of the speed-up) above which a kernel is chosen unmeasured."""
     margin, deviations = _REQUIRED_WITH_TMA if with_tma else _REQUIRED_WITHOUT_TMA
     return margin + deviations * deviation
 
@@ -65,7 +65,7 @@ class Prediction:
 
 
 class RuntimeModel:
-    """The trained networks of one GPU, read from a file."""
+    """Neural networks that predict the runtimes of matrix products on one GPU."""
 
     def __init__(self, path: str | os.PathLike[str], device: Device = H200) -> None:
         """Read a model file; `device` is the GPU that it was trained on."""
@@ -80,9 +80,10 @@ class RuntimeModel:
     def predict_kernels(
         self, problem: Problem, of: Columns, batch: int = 1, max_screened: int = _MAX_SCREENED
     ) -> Prediction:
-        """Predict kernels whose settings are columns (`roofline.columns`), in their order.
+        """Predict the runtimes of kernels, whose settings are given as columns (`roofline.columns`).
 
-        A kernel that a stage drops is predicted slower than every kernel that the next stage scores.
+        Cheap stages screen out slow kernels first; a kernel that is dropped is predicted slower than every kernel that
+        the next stage scores.
         """
         estimate = np.log(estimate_seconds(problem, of, batch, self.device))
         # Kernels that are not screened keep ten times their estimate, behind all others.
@@ -98,12 +99,12 @@ class RuntimeModel:
         return Prediction(seconds, deviation)
 
     def predict_cublas(self, problem: Problem, batch: int = 1) -> Prediction:
-        """Predict the call of cuBLAS."""
+        """Predict the runtime of cuBLAS for a problem."""
         floor = np.log(floor_seconds(problem, batch, self.device))
         return _prediction(self._cublas(cublas_features(problem, batch, self.device)) + floor)
 
     def predict(self, problem: Problem, configs: Sequence[Config], batch: int = 1) -> Prediction:
-        """Predict configurations of one problem in their order; cuBLAS may be among them."""
+        """Predict the runtimes of configurations in their order; cuBLAS may be among them."""
         cublas = np.array([is_cublas(config) for config in configs])
         seconds, deviation = np.zeros(len(configs)), np.zeros(len(configs))
         kernels = [config for config in configs if not is_cublas(config)]
@@ -117,17 +118,17 @@ class RuntimeModel:
 
 
 def _smallest(values: Numbers, count: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the `count` smallest values, in no particular order."""
+    """Return the indices of the `count` smallest values, unordered."""
     return np.argpartition(values, count)[:count] if len(values) > count else np.arange(len(values))
 
 
 def _prediction(logarithms: Numbers) -> Prediction:
-    """Average the members' logarithms, (members, rows), and take their spread as the deviation."""
+    """Average the log runtimes of the ensemble's members, (members, rows); their spread is the deviation."""
     return Prediction(np.exp(logarithms.mean(axis=0)), logarithms.std(axis=0))
 
 
 def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable[[Numbers], Weights]:
-    """Build a function that maps feature rows to each member's logarithm of the runtime, of shape (members, rows).
+    """Build a function that maps feature rows to the log runtime by each ensemble member: (members, rows).
 
     The first layer is one matrix for all members, with the normalisation of the features folded in; the weights of
     later layers have the member as their first dimension.
@@ -150,6 +151,7 @@ def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable
     first_bias = (bias.reshape(-1) - mean @ all_members).astype(np.float32)  # (members * width,)
 
     def run(rows: Numbers) -> Weights:
+        """Evaluate all members on feature rows: (members, rows)."""
         x = rows.astype(np.float32) @ first  # (rows, members * width)
         x += first_bias
         x = x.reshape(len(rows), len(layers[1][0]), -1).transpose(1, 0, 2)  # (members, rows, width)
