@@ -71,7 +71,7 @@ class Decision:
 
 
 class ChoiceFile:
-    """The choices of one machine and version. `notes` lists the lines that were ignored and why."""
+    """The cached choices of one machine and version, in a file; `notes` lists ignored lines and why."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, machine: str, version: str = __version__) -> None:
         self.path = (Path(folder).expanduser() if folder is not None else cache_folder()) / FILE
@@ -82,7 +82,7 @@ class ChoiceFile:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the lines that any process has appended since the last call."""
+        """Read the lines that other processes have appended since the last call."""
         try:
             with open_input(self.path, _MAX_BYTES) as stream, convert_read_errors(self.path):
                 stream.seek(self._read_bytes)
@@ -112,7 +112,7 @@ class ChoiceFile:
             self.notes.append(f"{damaged} damaged lines in {self.path} are skipped; those shapes are tuned again")
 
     def _add_line(self, line: Any) -> str | None:
-        """Add the choice of one line; return the reason if it belongs to another machine or version."""
+        """Add the choice in a parsed line; return why not if it is of another machine or version, else None."""
         if not isinstance(line, dict):
             raise ValueError("the line is not an object")
         if zlib.crc32(_body(line)) != line["check"]:
@@ -133,7 +133,7 @@ class ChoiceFile:
         return None
 
     def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Decision | None:
-        """Return the stored choice for a problem; None without one, or if its configuration is no longer `allowed`."""
+        """Return the cached choice for a problem; None without one, or if `allowed` rejects its configuration."""
         choice = self._choices.get(problem.key)
         if choice is not None and not allowed(choice.config):
             self.notes.append(f"the cached choice for {problem.key} is no longer in the list of configurations")
@@ -159,7 +159,7 @@ class ChoiceFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as stream:
-                content = self._after_half_a_line() + content
+                content = self._missing_line_break() + content
                 if stream.write(content) < len(content):  # a partial line only damages itself
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(stream.fileno())
@@ -168,8 +168,8 @@ class ChoiceFile:
                 f"{self.path} cannot be written ({error.strerror or error}); {ELSEWHERE}."
             ) from error
 
-    def _after_half_a_line(self) -> bytes:
-        """Return a line break if the file ends in a partial line, which a killed process may leave."""
+    def _missing_line_break(self) -> bytes:
+        """Return a line break if the file ends in the middle of a line (of a killed process), else b""."""
         with contextlib.suppress(OSError), self.path.open("rb") as stream:
             if stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)
@@ -177,10 +177,10 @@ class ChoiceFile:
         return b""
 
     def all(self) -> list[Decision]:
-        """Every choice of this machine and version, oldest first."""
+        """Return every choice of this machine and version, oldest first."""
         return list(self._choices.values())
 
 
 def _body(line: Mapping[str, Any]) -> bytes:
-    """Serialize the part of a line that its checksum covers."""
+    """Serialize the part of a line that its checksum is computed from."""
     return json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True).encode()

@@ -73,7 +73,7 @@ def calibrate(
             gain = tuner.device.confirm(problem, decision.config)
         gains[problem] = math.log(gain.ratio) if gain is not None and config_changed else 0.0
         busy += gain is not None and gain.on_busy_machine
-    lines, tuned_problems = _lines(gains), {choice.problem for choice in tuner.choices.all()}
+    lines, tuned_problems = _summary_rows(gains), {choice.problem for choice in tuner.choices.all()}
     return {
         "machine": tuner.device.machine.identity, "path": str(tuner.choices.path), "kernels": len(gains),
         "replaced": sum(line["replaced"] for line in lines), "busy": busy,
@@ -83,7 +83,7 @@ def calibrate(
 
 
 def forget(folder: Path | None) -> bool:
-    """Remove a calibration; return False if there was none."""
+    """Delete the calibration in a folder; return False if there was none."""
     path = (folder or cache_folder()) / CALIBRATED
     existed = path.exists()
     if existed:
@@ -91,8 +91,8 @@ def forget(folder: Path | None) -> bool:
     return existed
 
 
-def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
-    """Summarize the gains (default / chosen time, by problem) per kernel family and thread count."""
+def _summary_rows(gains: dict[Problem, float]) -> list[dict[str, Any]]:
+    """Return a summary row per kernel family and thread count; `gains` has default / chosen time by problem."""
     groups: dict[tuple[str, int], list[float]] = defaultdict(list)
     for problem, gain in gains.items():
         groups[problem.family, problem.threads].append(gain)
@@ -106,7 +106,7 @@ def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
 
 
 def _problem_label(problem: Problem) -> str:
-    """Describe a problem in a few words for a progress line."""
+    """Describe a problem's family and sizes in a few words, for a progress line."""
     names = ("batch", "channels", "height", "filters", "kernel", "m", "n", "k")
     sizes = "x".join(str(problem[name]) for name in names if name in problem)
     return f"{problem.family} {sizes}, {problem.threads} thread{'s' if problem.threads > 1 else ''}"

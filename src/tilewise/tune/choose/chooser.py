@@ -21,14 +21,14 @@ from tilewise.tune.families.cpu.family import get_family
 
 
 def problem_of(key: Key, threads: int) -> Problem | None:
-    """Convert a backend key to a tuning problem; None if no family covers it."""
+    """Convert a backend's key (operation and shape) to a tuning problem; None if no family covers it."""
     op, shape, dtype, layout = key
     spec = tiled_op(op).spec(shape, layout) if dtype == "float32" and op in TILED else None
     return None if spec is None else measurable(op, {"threads": threads, **spec})
 
 
 def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
-    """Return the problem of a family; None if it cannot be measured (too large, or too many threads)."""
+    """Return the tuning problem of a specification; None if it is too large or needs too many threads."""
     try:
         return get_family(family).problem({"family": family, **spec})
     except ConfigurationError:
@@ -36,10 +36,7 @@ def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
 
 
 def enable(cache: str | os.PathLike[str] | None = None, backend: OptimizedBackend | None = None) -> TunedTable:
-    """Let the current backend use the tiles tuned in a folder (default: the user's cache folder) from now on.
-
-    >>> tilewise.tune.enable()  # doctest: +SKIP
-    """
+    """Make the current backend use the tiles tuned in a folder (default: the user's cache folder) from now on."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
     table, _ = load_tuned_table(native, cache)
@@ -48,7 +45,7 @@ def enable(cache: str | os.PathLike[str] | None = None, backend: OptimizedBacken
 
 
 def disable(backend: OptimizedBackend | None = None) -> None:
-    """Return the backend to the analytical default tiles."""
+    """Make the backend use its analytical default tiles again."""
     (backend or current_backend()).tile_chooser = None
 
 

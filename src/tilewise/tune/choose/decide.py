@@ -52,7 +52,7 @@ _NEGLIGIBLE_LOSS = 0.01  # expected loss in log runtime below which a problem is
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of a problem's configurations, in their order, before any of them is measured; lower is faster."""
+    """A cost model's scores for a problem's configurations, in the same order; lower is faster."""
 
     hyper: Hyperparameters
     values: Numbers
@@ -74,10 +74,10 @@ def decide(
     confirm: Callable[[Config], ConfirmedGain | None] = lambda config: None,
     report: Callable[[SearchStep, Config], None] = lambda step, config: None,
 ) -> Decision:
-    """Choose a configuration for a problem.
+    """Choose a configuration for a problem: from the cache, by measuring a few, or by the model's scores alone.
 
-    At most `budget` configurations are measured, fewer if the remaining ones are expected to save less than `worth`.
-    If `least` is 0 and the readings of other problems leave no doubt, none is measured. `fresh` ignores a cached
+    At most `budget` configurations are measured, fewer if the remaining ones are expected to save less than `worth`. If
+    `least` is 0 and earlier measurements of similar problems leave no doubt, none is measured. `fresh` ignores a cached
     choice. Only a configuration for which `usable` returns True is chosen. `confirm` compares the winner with the
     default independently of the search; None means that it cannot.
     """
@@ -99,7 +99,7 @@ def decide(
 def _confirmed(
     decision: Decision, default: Config, confirm: Callable[[Config], ConfirmedGain | None], start: float
 ) -> Decision:
-    """Compare the winner of a search with the default again; return to the default if the gain may be noise."""
+    """Return the decision if `confirm` finds a gain beyond noise over the default, else one for the default."""
     gain = confirm(decision.config) if decision.config != default else None
     if gain is None:
         return decision
@@ -124,7 +124,7 @@ def _confirmed(
 def _unmeasured(
     problem: Problem, configs: Sequence[Config], scores: Scores | None, usable: Callable[[Config], bool], start: float
 ) -> Decision:
-    """Choose by the scores alone; the default if no usable configuration exceeds the margin."""
+    """Choose by the scores alone; the default if no usable configuration is predicted faster by the margin."""
     reason = ""
     if scores is not None and len(configs) > 1:
         values = scores.values
@@ -138,7 +138,7 @@ def _unmeasured(
 
 
 def _best_first(scores: Numbers) -> Iterator[int]:
-    """Yield indices from the best score on. The others are sorted only on demand: sorting takes a tenth of a choice."""
+    """Yield indices in the order of their scores, sorted lazily because only the first few are needed."""
     best = int(np.argmin(scores))
     yield best
     yield from (int(index) for index in np.argsort(scores, kind="stable") if index != best)
@@ -147,10 +147,10 @@ def _best_first(scores: Numbers) -> Iterator[int]:
 def _make_process(
     problem: Problem, configs: Sequence[Config], scores: Scores | None, memory: Memory | None
 ) -> GaussianProcess:
-    """Build the Gaussian process over the configurations, before any measurement.
+    """Build the Gaussian process over a problem's configurations, before any measurement.
 
-    A model trained on thousands of shapes makes errors that do not correlate between shapes (its `near` is 0), so the
-    readings of other problems are used only without such a model.
+    A model trained on thousands of shapes makes errors that do not correlate between shapes, so measurements of other
+    problems are used only without such a model.
     """
     space, hyper = space_of(configs), WITHOUT_MODEL if scores is None else scores.hyper
     earlier = None if memory is None or not hyper.near else memory.earlier(problem, space.names)
@@ -163,7 +163,7 @@ def _make_process(
 
 
 class _MeasuredSearch:
-    """The search of one problem with measurements."""
+    """The search for one problem's best configuration by measurements."""
 
     def __init__(
         self,
@@ -179,12 +179,17 @@ class _MeasuredSearch:
         self.failure_reasons: list[str] = []  # one entry per configuration that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
-        """Search within `budget` measurements, time the finalists again, and return the decision."""
+        """Measure at most `budget` configurations, time the finalists again, and return the decision.
+
+        It stops earlier if the rest is expected to save less than `worth`; `start` is the start time of the whole
+        choice.
+        """
         claim = Claim(self.process)
         within5 = claim.after(0)
         readings = 0
 
         def on_step(step: SearchStep) -> None:
+            """Update the confidence claim after a measurement, and report it."""
             nonlocal within5, readings
             readings += step.runtime_ns is not None
             within5 = claim.after(readings)
@@ -212,7 +217,7 @@ class _MeasuredSearch:
         )
 
     def _measure_one(self, index: int) -> float | None:
-        """Time one configuration in ns, None if it fails; the default timed with it is observed, too."""
+        """Time a configuration in ns, None if it fails; the default's time is observed as well."""
         trial = self.measure.measure(self.configs[index])
         if trial.default_ns is not None:
             self.default_ns = trial.default_ns
@@ -223,7 +228,7 @@ class _MeasuredSearch:
         return trial.runtime_ns
 
     def _best(self, usable: Callable[[Config], bool]) -> tuple[int, float | None]:
-        """Return index and ns of the fastest usable configuration; the default if none is measured or faster."""
+        """Return index and ns of the fastest usable configuration; the default's if none is faster."""
         runtimes = {
             index: math.exp(logs) for index, logs in self.process.log_runtimes.items()
         } | self._repeated_runtimes()
@@ -239,10 +244,7 @@ class _MeasuredSearch:
         return 0, default_ns
 
     def _repeated_runtimes(self) -> dict[int, float]:
-        """Time the configurations within noise of the fastest again; returns ns by index.
-
-        The minimum of several noisy readings is biased: it is often a lucky one.
-        """
+        """Time configurations within noise of the fastest again, to avoid a lucky minimum; ns by index."""
         log_runtimes, best = self.process.log_runtimes, self.process.best
         if best is None:
             return {}
@@ -269,11 +271,10 @@ def search(
     worth: float = 0.0,
     report: Callable[[SearchStep], None] = lambda step: None,
 ) -> tuple[list[SearchStep], str]:
-    """Measure at most `budget` configurations, fewer if knowing all others would save less than `worth`.
+    """Measure configurations until the budget is spent or knowing all others would save less than `worth`.
 
-    `measure` returns nanoseconds: recorded ones in a replay, else it runs the configuration. The same readings always
-    lead to the same steps. Returns the measurements in order and the reason for stopping. The process has the fastest
-    one (`process.best`).
+    `measure(index)` returns nanoseconds, from a run or a recording, or None for a failure. Returns the measurements in
+    order and the reason for stopping; `process.best` is the fastest. The search is deterministic, given the times.
     """
     steps: list[SearchStep] = []
     reason = f"the budget of {budget} is spent"

@@ -27,7 +27,7 @@ Times = Mapping[Problem, Mapping[Config, float]]
 
 
 class Memory:
-    """Choices of one machine and version, and the store of the machine's measurements."""
+    """Cached choices of one machine and version, and the database of its measurements."""
 
     def __init__(
         self, folder: Path, machine: Machine, version: str, store_file: Path, say: Say = lambda line: None
@@ -38,27 +38,30 @@ class Memory:
         self._runtimes: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}
 
     def cached_choice(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
-        """Cached choice for a problem; None if there is none or its configuration is no longer listed."""
+        """Return the cached choice of a problem; None without one, or if it is not among `configs` any more."""
         self.choices.refresh()
         return self.choices.get(problem, configs.__contains__)
 
     def add(
         self, program: str, decision: Decision, times: Mapping[Config, float], default_ns: float, settings: Any
     ) -> None:
-        """Store a measured choice and the nanoseconds of all configurations that it was made from."""
+        """Store a measured choice, and the measured nanoseconds (`times`) of all configurations it was made from.
+
+        `program` names the caller, `settings` its timing settings.
+        """
         with self.open_store() as store:
             run = store.begin(self.machine, 0, settings)
             store.add_batch(run, Kernel(program, decision.problem), 0, default_ns, list(times.items()))
         self.choices.put(decision)
 
     def earlier(self, problem: Problem, names: Sequence[str]) -> Earlier | None:
-        """Return readings of other problems of the same kernel, settings in the order of `names`; None without any."""
+        """Return measurements of similar problems of the same kernel; settings are in the order of `names`."""
         runtimes = self.runtimes(problem.family)
         others = [p for p in runtimes if p != problem and set(p) == set(problem) and len(runtimes[p]) > 1]
         return nearest_readings(problem, {p: runtimes[p] for p in others}, names)
 
     def runtimes(self, family: str) -> Times:
-        """Return a family's runtimes from the store, read again only if any process has written to it."""
+        """Return all measured runtimes of a family, cached until a process writes to the store."""
         if not self.store_file.is_file():
             return {}
         stamp, cached = self._stamp(), self._runtimes.get(family)
@@ -72,14 +75,14 @@ class Memory:
         return cached[1]
 
     def _stamp(self) -> list[int]:
-        """Return modification times and sizes of the database and its log, which change with every write."""
+        """Return times and sizes of the database's files, which change with every write to them."""
         files = (self.store_file, self.store_file.with_name(f"{self.store_file.name}-wal"))
         stats = [file.stat() for file in files if file.is_file()]
         return [number for stat in stats for number in (stat.st_mtime_ns, stat.st_size)]
 
     @contextlib.contextmanager
     def open_store(self) -> Iterator[Store]:
-        """Open the machine's store; rename a damaged one, report it, and create a new one."""
+        """Open the machine's measurement store; a damaged one is renamed and replaced by an empty one."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,7 +101,7 @@ class Memory:
 
 
 def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]]:
-    """Return a family's runtimes in ns by problem and configuration; the minimum of repeated ones."""
+    """Return a family's runtimes in ns by problem and configuration, the fastest if one was repeated."""
     runtimes: dict[Problem, dict[Config, float]] = {}
     for kernel in store.kernels():
         if kernel.problem.family == family:
@@ -111,7 +114,7 @@ def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]
 
 
 def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) -> Earlier | None:
-    """Return the readings of the problems with the nearest sizes (Euclidean distance in doublings)."""
+    """Return the measurements of the problems with the most similar sizes, by Euclidean distance of log2 sizes."""
     sizes = sizes_of(problem)
     nearest = sorted(runtimes, key=lambda p: (float(np.square(sizes_of(p) - sizes).sum()), p.key))[:_MAX_PROBLEMS]
     rows = [
@@ -131,12 +134,12 @@ def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) ->
 
 
 def sizes_of(problem: Problem) -> Numbers:
-    """Sizes of a problem in doublings; a string becomes an arbitrary but fixed number."""
+    """Return a problem's parameters as numbers: log2 of sizes, and a fixed arbitrary number for each word."""
     return np.array([_size(value) for name, value in problem.items() if name != "family"])
 
 
 def _size(value: int | str) -> float:
-    """Map a problem's parameter to a number on a log scale; words get an arbitrary but stable one."""
+    """Return log2(1 + value) of a problem's parameter; a word gets a fixed arbitrary number."""
     if isinstance(value, int):
         return float(np.log2(1 + abs(value)))
     return float(sum(ord(letter) * (position + 1) for position, letter in enumerate(value)) % 97) / 24.0

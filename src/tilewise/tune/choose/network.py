@@ -37,7 +37,7 @@ _CALLS = 21  # timed calls per variant; odd, so that the faster half has a middl
 
 @dataclass(frozen=True)
 class TunedModel:
-    """Kernels of a model, and the time of one call with the default tiles and with the tuned ones."""
+    """Kernels of a tuned model, and the time of one call with the default tiles and with the tuned ones."""
 
     name: str
     # One dict per kernel: `layer` (its name), `op`, `shape`, `problem` (None: nothing to tune), `tuned` (the decision)
@@ -50,7 +50,7 @@ class TunedModel:
 
     @property
     def speedup(self) -> float:
-        """Time before divided by time after."""
+        """Time of a call with the default tiles divided by that with the tuned ones."""
         return self.before_ns / self.after_ns
 
 
@@ -67,10 +67,10 @@ def tune_model(
     """Tune every kernel that a model (by name, or a saved file) runs on a batch; see `model_target`."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-    start, target = time.perf_counter(), _target(name, batch, tokens, seed, make_inputs)
+    start, target = time.perf_counter(), _load_target(name, batch, tokens, seed, make_inputs)
     layers = []
     done: dict[Problem, Tuned] = {}
-    for layer in _layers(target, native.num_threads()):
+    for layer in _model_kernels(target, native.num_threads()):
         problem = None if layer["problem"] is None else tuner.problem(dict(layer["problem"]))
         if problem is not None and problem not in done:
             report(f"{layer['layer']}: {layer['op']} {'x'.join(map(str, layer['shape']))}")
@@ -97,9 +97,10 @@ def tune_model(
 def _useful_tiles(
     call: Callable[[], Any], tuner: Tuner, faster: list[Problem]
 ) -> tuple[list[Problem], tuple[float, float]]:
-    """Drop tiles that do not make the whole model faster, one by one; none remain if their joint gain may be noise.
+    """Drop tuned tiles, one by one, that do not make the whole model faster.
 
-    Returns the remaining problems and the time of the model in nanoseconds with the default tiles and with these.
+    Returns the remaining problems (none if their joint gain may be noise) and the nanoseconds of a call with the
+    default tiles and with these.
     """
     choices = {problem: choice for choice in tuner.choices.all() if (problem := choice.problem) in faster}
     useful = list(faster)
@@ -114,10 +115,10 @@ def _useful_tiles(
     return useful, (before_ns, before_ns / gain.ratio)
 
 
-def _target(
+def _load_target(
     name: str, batch: int | None, tokens: int, seed: int, make_inputs: Callable[[Any], list[Any]] | None
 ) -> Target:
-    """Load a reference model, a saved model or a quantized model with an input batch."""
+    """Load a model by name or file, with an input of `batch` images or `tokens` tokens."""
     is_reference_model = name.partition(":")[0] in MODELS  # takes precedence over a file of that name
     if is_reference_model or name.endswith(".onnx") or not (Path(name).is_file() and holds_quantized(name)):
         return model_target(name, batch, tokens=tokens, seed=seed, make_inputs=make_inputs)
@@ -129,8 +130,8 @@ def _target(
     return Target(name, model, [x], lambda: model(x))
 
 
-def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
-    """List the kernels that a model runs: first the float kernels, then the integer ones."""
+def _model_kernels(target: Target, threads: int) -> list[dict[str, Any]]:
+    """List the tiled kernels that a model runs, each with its layer: float kernels, then integer ones."""
     labels = layer_names(target.model) if isinstance(target.model, Module) else {}
     kernels: list[dict[str, Any]] = [
         {"layer": labels.get(name, name), "op": key[0], "shape": key[1], "problem": problem_of(key, threads)}
@@ -161,10 +162,11 @@ def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
 
 
 def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
-    """List the tiled float kernels that a call runs, in order, each with its layer (or else its operation)."""
+    """List the tiled float kernels that a call runs as (layer or operation name, backend key), in order."""
     kernels: list[tuple[str, Key]] = []
 
     def listen(op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> None:
+        """Record the key of an operation that the backend reports."""
         kernels.append((running_layer() or op, (op, shape, dtype, layout)))
 
     with use_backend(OptimizedBackend(tile_chooser=listen)), ProfilerContext(memory=False):
@@ -175,7 +177,7 @@ def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
 def _compare(
     call: Callable[[], Any], before: Sequence[Decision], after: Sequence[Decision]
 ) -> tuple[ConfirmedGain, float]:
-    """Time a call interleaved with two sets of choices; return the gain of the second, and nanoseconds of the first."""
+    """Time a call with two sets of choices, interleaved; return the second's gain, and ns with the first."""
 
     def run_with(backend: OptimizedBackend) -> None:
         with use_backend(backend):

@@ -67,7 +67,7 @@ class ModelScores:
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
     def rank(self, problem: Problem, configs: Sequence[Config]) -> Scores:
-        """Return the scores in the form in which `decide` takes them."""
+        """Return a problem's scores as `decide` takes them, with the model's margin."""
         return Scores(self.hyper, self.scores(problem, configs), self.margin)
 
 
@@ -79,7 +79,7 @@ def as_kernel(
     machine: Mapping[str, int] | None = None,
     default: Config | None = None,
 ) -> Kernel:
-    """Build the input of a cost model, without runtimes. The first configuration is the default unless given."""
+    """Build the cost model's input for a problem's configurations; the first is the default unless one is given."""
     rows = space_of(configs).rows(family, problem, extra_columns)
     if machine:
         first = 0 if default is None else configs.index(default) if default in configs else None
@@ -92,11 +92,11 @@ def as_kernel(
 def shipped_scores(
     collection: str | None, hardware: str, kind: str = "cpu", margin: float = MARGIN, *, own: bool = True
 ) -> tuple[ModelScores | None, str]:
-    """Load the model that was trained on the collection of measurements `collection`.
+    """Load the shipped model of a collection of measurements.
 
-    Returns (scores, ""), or (None, why there is no model and what is done instead). `margin` is the predicted gain
-    over the default from which a configuration is chosen without measuring. `own` is True if the collection was
-    measured on this kind of hardware.
+    Returns (scores, ""), or (None, why there is no model and what is done instead). `margin` is the predicted gain over
+    the default from which a configuration is chosen without measuring. `own` is True if the collection was measured on
+    this kind of hardware.
     """
     try:
         if collection is not None:
@@ -115,7 +115,7 @@ def shipped_scores(
 
 
 def file_scores(path: str | Path, kind: str = "cpu", margin: float = MARGIN) -> ModelScores:
-    """Load a model file and its calibration for families of `kind`. `margin` applies if the model has none."""
+    """Load a model file with its calibration, for kernel families of `kind` ("cpu" or "triton")."""
     file = model_path(path)
     model: Any = load_scorer(file)
     hyper, notes = load_calibration(file), []

@@ -32,7 +32,7 @@ _NEVER = 1 << 62  # multiplications; more than any program computes
 
 
 class TunedTable:
-    """A `TileChooser` that looks up tuned tiles; None is the default tile."""
+    """Tuned tiles by operation, shape and threads, as the backend looks them up; None is the default tile."""
 
     min_work, warm_up = 0, _NEVER  # the compiled kernels hold all tiles (`preload`) and never ask
 
@@ -46,14 +46,14 @@ class TunedTable:
         return self.tiles.get((self._native.num_threads(), (op, shape, dtype, layout)))
 
     def preload(self, table: Any) -> None:
-        """Add the tiles to the table of the compiled kernels, which use them from the first call on."""
+        """Add all tiles to the compiled kernels' own table, which they read at every call."""
         if self._native.isa() != self._isa:
             return
         for (threads, (op, shape, _, layout)), tile in self.tiles.items():
             tiled_op(op).add_to_table(table, shape, layout, threads, tile)
 
     def _tiles_by_situation(self, choices: Sequence[Decision]) -> dict[Situation, Any]:
-        """Convert choices to tiles by shape and thread count; skip those that the kernels do not support."""
+        """Return tiles by shape and thread count; choices that the kernels do not support are skipped."""
         tiles: dict[Situation, Any] = {}
         products: dict[Key, dict[int, TileConfig]] = {}
         for choice in choices:
@@ -79,21 +79,24 @@ class TunedTable:
         return tiles
 
     def _product_tiles(self, key: Key, by_threads: dict[int, TileConfig]) -> dict[int, TileConfig | None]:
-        """Return a product's tile for every thread count; the last entry of `by_threads` is the latest choice."""
+        """Return a product's tile (None: the default) for every thread count, from the tuned counts (latest last).
+
+        Results must not depend on the thread count: a tile that changes how the sum over k is split applies to all.
+        """
         last = next(reversed(by_threads.values()))
-        depth = _depth(last, key)
+        depth = _effective_depth(last, key)
         # Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned.
         max_threads = min(max(cores(), self._native.num_threads()), 64)
         counts = sorted({*range(1, max_threads + 1), *by_threads})
         plans = {threads: product_plan(self._native, key[1], key[3], threads) for threads in counts}
         algorithm, default_one = plans[1]
         # A tile changes the result if it sums over k in other blocks than the default does.
-        changes_sums = last != default_one and (algorithm != "tiled" or depth != _depth(default_one, key))
+        changes_sums = last != default_one and (algorithm != "tiled" or depth != _effective_depth(default_one, key))
         tiles: dict[int, TileConfig | None] = {}
         for threads, (_, default) in plans.items():
             tile = by_threads.get(threads)
             # The latest choice determines how the sum over k is split; older choices that differ are dropped.
-            if tile is not None and _depth(tile, key) != depth:
+            if tile is not None and _effective_depth(tile, key) != depth:
                 tile = None
             # The result must not depend on the thread count, so a changed sum applies to all of them.
             if tile is None and changes_sums:
@@ -105,13 +108,13 @@ class TunedTable:
         return tiles
 
 
-def _depth(tile: TileConfig, key: Key) -> int:
-    """Effective block size of the sum over k."""
+def _effective_depth(tile: TileConfig, key: Key) -> int:
+    """Return a tile's block size along k, at most k itself."""
     return min(tile.kc, key[1][2])
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:
-    """Return the backend's key of a tuned problem; None if the backend never looks it up.
+    """Return the key under which the backend looks up a tuned problem; None if it never does.
 
     Keys do not contain the epilogue, so the problem of a shape that was tuned last applies to all epilogues.
     """
@@ -122,13 +125,13 @@ def key_of(problem: Problem, threads: int) -> Key | None:
 
 
 def machine_name(module: Any) -> str:
-    """Name of this machine in choices and stores: its processor and the current instruction set."""
+    """Return the machine's name in choices and stores: its processor and the current instruction set."""
     override = machine_override_text()
     return f"{cpu_name()} ({module.isa()}{f', playing {override}' if override else ''})"
 
 
 def load_tuned_table(module: Any, folder: str | os.PathLike[str] | None = None) -> tuple[TunedTable, list[str]]:
-    """Load the calibrated and tuned tiles of this machine; return the table and notes about ignored lines."""
+    """Load the tuned tiles of this machine; return the table, and notes about ignored lines."""
     path = Path(folder).expanduser() if folder is not None else cache_folder()
     # Calibrated choices come first: for the same shape, the tuner's own choice replaces them.
     calibrated, tuned = (ChoiceFile(source, machine_name(module), __version__) for source in (path / CALIBRATED, path))

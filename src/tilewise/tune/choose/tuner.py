@@ -57,7 +57,7 @@ class Tuner:
         service: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Open the device, the model and the memory; report notes about them through `say`."""
+        """Open the device, the cost model and the cache; notes about them are passed to `say`."""
         if budget is not None and budget < 1:
             raise ConfigurationError(f"budget must be at least 1 measurement, not {budget}.")
         self.device = open_device(device, limit_s) if isinstance(device, str) else device
@@ -71,7 +71,7 @@ class Tuner:
         self._note(*self.choices.notes)
 
     def _model(self, model: str | os.PathLike[str] | None) -> ModelScores | None:
-        """Load the given or the shipped model; None if there is none for this hardware."""
+        """Load the model in a file, or the shipped one; None if there is none for this hardware."""
         device, note = self.device, ""
         if model is not None:
             scores: ModelScores | None = file_scores(Path(model), device.kind, device.margin)
@@ -86,18 +86,18 @@ class Tuner:
         return self.memory.choices
 
     @property
-    def _stem(self) -> str:
-        """Return the name of this machine's choices file, without its suffix."""
+    def _choices_name(self) -> str:
+        """Name of this machine's choices file, without suffix."""
         identity = hashlib.sha256(self.device.machine.identity.encode()).hexdigest()[:12]
         return f"{self.device.kind}-{identity}"
 
     @property
     def store_file(self) -> Path:
-        """Database of all measurements of the tuner on this machine."""
-        return self.folder / f"{self._stem}.sqlite"
+        """Path of the database of this machine's measurements."""
+        return self.folder / f"{self._choices_name}.sqlite"
 
     def _note(self, *lines: str) -> None:
-        """Report each line once."""
+        """Pass lines to `say`, each text only once."""
         for line in lines:
             if line not in self._notes:
                 self._notes.add(line)
@@ -106,11 +106,11 @@ class Tuner:
     # Choosing
 
     def problem(self, spec: Problem | Mapping[str, Value]) -> Problem:
-        """Complete and check the sizes of a problem."""
+        """Check a problem's specification and fill in its defaults."""
         return spec if isinstance(spec, Problem) else self.device.problem(spec)
 
     def choose(self, spec: Problem | Mapping[str, Value]) -> Decision:
-        """Choose without measuring: a cached choice, else the service's, else the model's, else the default."""
+        """Choose a configuration without measuring: from the cache, else the service, the model, or the default."""
         problem, start = self.problem(spec), time.perf_counter()
         cached = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if cached is not None:
@@ -124,18 +124,18 @@ class Tuner:
         if self.model is None:
             return decide(problem, [self.device.default(problem)])
         candidates = self.device.candidates(problem)
-        scores = self._scores(problem, candidates)
+        scores = self._score_configs(problem, candidates)
         return decide(problem, candidates, scores, usable=lambda config: self.device.runs(problem, config))
 
-    def _scores(self, problem: Problem, configs: Sequence[Config]) -> Scores | None:
-        """Score configurations with the model or, for families that have one, with their own ranker."""
+    def _score_configs(self, problem: Problem, configs: Sequence[Config]) -> Scores | None:
+        """Score configurations by the model, or by the family's own ranker if it has one; None without either."""
         rank = getattr(find_family(self.device.kind, problem.family), "rank", None)
         if rank is None:
             return None if self.model is None else self.model.rank(problem, configs)
         return Scores(UNCALIBRATED_GPU, rank(problem, configs, self.device.machine.identity))
 
     def _service_choice(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
-        """Ask the service to choose among `configs` (None: among measured ones); None if it has no valid choice."""
+        """Ask the service to choose among `configs` (None: those it has measured); None without an answer."""
         answer = None if self.service is None else self.service.choose(problem, configs and list(configs))
         if answer is None or answer.source not in ("measured", "model"):
             return None
@@ -197,12 +197,12 @@ class Tuner:
         budget: int,
         report: Callable[[SearchStep, Config], None],
     ) -> Decision:
-        """Run the search with a trial that records every reading in the store."""
+        """Run the search with measurements, each of which is written to the store."""
         with self.device.trial(problem, configs[0]) as trial:
             return decide(
                 problem,
                 configs,
-                self._scores(problem, configs),
+                self._score_configs(problem, configs),
                 self.memory,
                 _RecordingTrial(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
@@ -213,12 +213,12 @@ class Tuner:
             )
 
     def _is_safe_elsewhere(self, problem: Problem, config: Config) -> bool:
-        """True if a choice is not slower than the default for the other problems that would use it too."""
+        """Tell whether a tile is at least as fast as the default for other problems that would use it."""
         gains = (self.device.confirm(there, tile) for there, tile in self.device.elsewhere(problem, config))
         return all(gain is not None and gain.ratio > 1 - _NOISE for gain in gains)
 
     def _wait_for_other(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
-        """Wait for the choice of another process that is tuning this problem; None after the time limit."""
+        """Wait until another process has tuned this problem and return its choice; None after a time limit."""
         self._note(f"another process is tuning {problem.key}; waiting for its choice")
         until = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < until:
@@ -230,7 +230,7 @@ class Tuner:
 
 
 class _RecordingTrial:
-    """A trial that writes every reading and verdict to the store and reports it to the service."""
+    """Measures through another trial, and writes every result to the store and the service."""
 
     def __init__(
         self, trial: Trial, store: Store, run: int, kernel: Kernel, service: ServiceClient | None = None
@@ -238,7 +238,7 @@ class _RecordingTrial:
         self._trial, self._store, self._run, self._kernel, self._service = trial, store, run, kernel, service
 
     def measure(self, config: Config) -> TrialResult:
-        """Measure a configuration and store the verdict and the time."""
+        """Measure a configuration; store its runtime and whether it was correct."""
         trial_result = self._trial.measure(config)
         self._store.add_verdicts(self._run, self._kernel, [Verdict(config, trial_result.status, trial_result.reason)])
         if trial_result.runtime_ns is not None:
@@ -304,7 +304,7 @@ def check(
 
 
 def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
-    """Check one problem with a tuner whose cache is empty: fastest / chosen for each choice, and seconds of tuning."""
+    """Compare one problem's choices with exhaustive search, with an empty cache: fastest / chosen time, and seconds."""
     configs = list(tuner.device.configs(problem))
     first = tuner.choose(problem).config
     tuner.device.forget()
@@ -321,6 +321,7 @@ def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
     best_ns = min(runtime.values())
 
     def ratio(config: Config) -> float:
+        """Return the fastest time divided by this configuration's."""
         return best_ns / runtime[config] if config in runtime else 0.0
 
     ratios = {"first": ratio(first), "five": ratio(five), "default": ratio(configs[0])}

@@ -27,18 +27,18 @@ class Family(Protocol):
         """Check and complete a user's JSON object; raise ConfigurationError if it is invalid."""
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """Every feasible configuration, the default first."""
+        """List every feasible configuration, the default first."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """Computation of the kernel as instructions (tilewise.costmodel.hlo.graph)."""
+        """Describe the computation as HLO instructions, for the cost model."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Tile bounds: `kernel` (second operand), `output` (result) and `input` (first operand)."""
+        """Return a configuration's tile sizes by tensor: `kernel` (second operand), `output`, `input` (first)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Correct result and its tolerance, a scalar or one per element."""
+    """A correct result and its tolerance, a scalar or one per element."""
 
     value: Any
     bound: Any
@@ -70,12 +70,12 @@ _loaded: dict[tuple[str, str], Any] = {}
 
 
 def add_family(kind: str, family: Family) -> None:
-    """Register a family; `tilewise collect --shapes` accepts it from then on."""
+    """Register a kernel family for a kind of device ("cpu" or "triton")."""
     _loaded[kind, family.name] = family
 
 
 def family_names(kind: str) -> list[str]:
-    """Names of all families of a device."""
+    """List the names of all families for a kind of device ("cpu" or "triton")."""
     return list(dict.fromkeys([*_BUILT_IN[kind], *(name for device, name in _loaded if device == kind)]))
 
 

@@ -36,13 +36,13 @@ _OWN_ORDER = (
 
 
 def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
-    """Settings of configurations as log2(1 + value), one row per configuration; 0 for a missing setting."""
+    """Return log2(1 + value) of the settings `names`: (configurations, names); 0 for a missing setting."""
     table = np.array([[config.get(name, 0) for name in names] for config in configs], np.float64)
     return np.asarray(np.log2(1.0 + np.abs(table.reshape(len(configs), len(names)))))
 
 
 class ConfigTable(Sequence[Config]):
-    """Configurations as rows of an array with one column per name; `Config` objects are made on access."""
+    """A sequence of configurations stored as an array with a column per setting."""
 
     def __init__(self, names: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
         self.names, self.rows = names, rows
@@ -76,27 +76,27 @@ class ConfigSpace:
 
     @functools.cached_property
     def fields(self) -> Numbers:
-        """Settings in doublings: (configurations, settings)."""
+        """Return log2(1 + value) of all settings: (configurations, settings)."""
         return doublings(self.configs, self.names)
 
     def size(self, name: str) -> npt.NDArray[np.int64]:
-        """Column of a setting."""
+        """Return the values of one setting, (configurations,)."""
         return self._columns[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
     def scaled(self, weights: Mapping[str, float]) -> Numbers:
-        """Return the settings in doublings (log2), one row per configuration, multiplied by `weights` (default 1)."""
+        """Return the log2 settings, (configurations, settings), times the weight of each (default 1)."""
         if not weights or not self.names:
             return self.fields
         return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.names]))
 
     def rows(self, family: Family, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Compute `config_feat`, the features that a cost model reads.
+        """Compute `config_feat`, the cost model's configuration features: (configurations, columns).
 
         If nothing has changed since the last call, the same array is returned, so that models can reuse what they
-        derived from it.
+        derived from it. `own` are the settings besides block sizes.
         """
         if not getattr(family, "takes_columns", False):
             return np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
@@ -109,7 +109,7 @@ class ConfigSpace:
         first_own = len(_TENSORS) * (DIMENSIONS + 2)
         rows = np.zeros((len(self.configs), first_own + len(own)), np.float32, order="F")  # read by columns
         for number, tensor in enumerate(_TENSORS):
-            _fill(rows[:, number * (DIMENSIONS + 2) :], tile[tensor])
+            _write_bounds(rows[:, number * (DIMENSIONS + 2) :], tile[tensor])
         for number, name in enumerate(own, start=first_own):
             if name in self:
                 rows[:, number] = self.size(name)
@@ -119,8 +119,8 @@ class ConfigSpace:
         return self._last
 
 
-def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
-    """Write bounds, their sum and their product; all 0 without bounds."""
+def _write_bounds(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
+    """Write a tensor's tile bounds, their sum and their product into `out`; zeros if there are none."""
     for dimension, bound in enumerate(bounds[:DIMENSIONS]):
         out[:, dimension] = bound
     if len(bounds):
@@ -134,7 +134,7 @@ _spaces: list[ConfigSpace] = []
 
 
 def space_of(configs: Sequence[Config]) -> ConfigSpace:
-    """Return the space of a list; cached for tuples, which are immutable."""
+    """Return the `ConfigSpace` of a list of configurations; cached for tuples, which are immutable."""
     if not isinstance(configs, tuple):
         return ConfigSpace(configs)
     for space in _spaces:
@@ -146,13 +146,13 @@ def space_of(configs: Sequence[Config]) -> ConfigSpace:
 
 
 def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
-    """Settings that are not block sizes: built-in names in their order, then those of plug-ins."""
+    """List the settings that are not block sizes: built-in names first, then those of plug-ins."""
     names = {name for config in set(configs) for name in config if not name.startswith("block_")}
     return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
 
 
 def config_row(family: Family, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
-    """Compute one row of `config_feat`; columns that a family does not have are 0."""
+    """Compute the row of `config_feat` of one configuration; columns the family lacks are 0."""
     tile = family.tile(problem, config)
     bounds = [
         value
@@ -169,7 +169,7 @@ def with_machine(
     machine: Mapping[str, int],
     default: int | None,
 ) -> npt.NDArray[np.float32]:
-    """Fill in the columns that do not depend on settings: the machine, the threads and the default's flag."""
+    """Add to `config_feat` the columns that are equal for all settings: machine, threads, and the default's flag."""
     completed, first = rows.copy(order="K"), rows.shape[1] - len(own)
     values = {**machine, THREADS: problem.threads}
     for column, name in enumerate(own, start=first):

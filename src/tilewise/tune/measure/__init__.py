@@ -23,7 +23,7 @@ class Trial(Protocol):
     def measure(self, config: Config) -> TrialResult: ...
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Nanoseconds of configurations that were measured before and are close together.
+        """Time again configurations whose first times are close; return nanoseconds, None for a failure.
 
         They are timed interleaved where possible, and scaled like the results of `measure`.
         """

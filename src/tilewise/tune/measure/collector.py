@@ -38,7 +38,7 @@ _MAX_FAILURES = 20  # per family in the report; arbitrary
 
 @dataclass
 class Options:
-    """Duration, configurations per kernel, and timing settings; the last five apply to GPUs only."""
+    """Settings of a collection run; the last five apply to GPUs only."""
 
     minutes: float = 8.0
     seed: int = 0
@@ -76,7 +76,7 @@ class Collector:
     # In the store
 
     def open_run(self, machine: Machine, **settings: Any) -> None:
-        """Record a new run with its settings in the store."""
+        """Record the start of a run on this machine, with its settings, in the store."""
         run_settings = {
             **dataclasses.asdict(self.options.settings),
             "max_configs": self.options.max_configs,
@@ -85,7 +85,7 @@ class Collector:
         self.run_number = self.store.begin(machine, self.options.seed, run_settings)
 
     def claims(self, kernel: Kernel) -> bool:
-        """Claim a kernel for this process; False if another process has claimed or finished it."""
+        """Claim a kernel for this process; False if another process measures or has finished it."""
         finals = self.options.finals
         if not self.store.claim(self.run_number, kernel, again=finals):
             return False
@@ -95,15 +95,15 @@ class Collector:
         return True
 
     def tally(self, kernel: Kernel) -> Tally:
-        """Tally of the kernel's family."""
+        """Return the counts of the kernel's family."""
         return self.tallies[kernel.problem.family]
 
     def recorder(self, kernel: Kernel) -> MeasurementRecorder:
-        """Make the callback that writes the events of a kernel to the store."""
+        """Return a callback that writes timing events of a kernel to the store."""
         return MeasurementRecorder(self.store, self.run_number, kernel, self.tally(kernel))
 
     def add_verdicts(self, kernel: Kernel, rows: Sequence[Verdict]) -> None:
-        """Store the verdicts of configurations and count them."""
+        """Store and count the verdicts (correct, wrong, failed, ...) on a kernel's configurations."""
         self.store.add_verdicts(self.run_number, kernel, rows)
         tally = self.tally(kernel)
         tally.verdicts.update(row.status for row in rows)
@@ -111,7 +111,7 @@ class Collector:
         tally.failures += bad[: max(0, _MAX_FAILURES - len(tally.failures))]
 
     def give_up(self, kernel: Kernel, reason: str) -> None:
-        """Count a failure and release the kernel, so that another run may try it."""
+        """Count a failed kernel and release its claim, so that another run may try it."""
         self.tally(kernel).failures.append(f"{kernel.name}: {reason}"[:300])
         self.store.release(kernel)
 
@@ -131,7 +131,7 @@ class Collector:
     # Progress
 
     def time_left(self) -> bool:
-        """True until the deadline."""
+        """Tell whether the deadline has not passed."""
         return time.monotonic() < self.deadline
 
     def report_progress(self, done: int, total: int, more: str = "") -> None:
@@ -150,7 +150,7 @@ _BAD = ("wrong", "failed")
 
 
 class MeasurementRecorder:
-    """Writes the events of one kernel (`sampling.Report`) to the store immediately."""
+    """Writes timing events of one kernel to the store as they happen."""
 
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
@@ -169,19 +169,19 @@ class MeasurementRecorder:
         self._store.add_timing(self._batch, config, runtime_ns)
 
     def _close(self, batch: TimedBatch) -> None:
-        """Close a batch in the store with its default's runtime, and count it."""
+        """Store the end of a batch with its default's runtime, and count it."""
         self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
         self._tally.batches += 1
         self._tally.disturbed += batch.disturbed
 
     def _close_resumed(self, batch: BatchRow, disturbed: bool) -> None:
-        """Close a batch that an earlier, interrupted run left open."""
+        """Store the end of a batch that an interrupted run had left open."""
         self._store.close_batch(batch.number, batch.default_ns, disturbed=disturbed, watch={"resumed": 1})
 
 
 @dataclass
 class Tally:
-    """Counts of one family in a run."""
+    """Counts of one kernel family in a run."""
 
     kernels: int = 0
     pairs: int = 0
@@ -207,7 +207,7 @@ def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
 
 
 def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Kernel]:
-    """List the kernels that are not yet measured; with `finals`, the measured ones without finals."""
+    """List the kernels not measured yet or, with `finals`, the measured ones without final timings."""
     done = store.finished()
     if not finals:
         return [kernel for kernel in kernels if kernel.problem.key not in done]
@@ -237,7 +237,7 @@ def pick_configs(
 
 
 def summary(tallies: dict[str, Tally]) -> str:
-    """Summarize the tallies for a progress line."""
+    """Format the counts of all families for a progress line."""
     kernels = sum(t.kernels for t in tallies.values())
     pairs = sum(t.pairs for t in tallies.values())
     scatter = [s for t in tallies.values() for s in t.scatter]
@@ -330,7 +330,7 @@ def plan_cpu(
     configs: int | None = None,
     plugins: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Estimate what `collect("cpu", ...)` would measure, by family and threads, and how long it would take."""
+    """List what `collect("cpu", ...)` would measure, a row per family and threads with estimated seconds."""
     from tilewise.tune.families.cpu.family import require_native
     from tilewise.tune.measure.cpu.collector import cpu_options, plan
 
@@ -341,7 +341,7 @@ def plan_cpu(
 
 
 def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
-    """Read the kernels of a user's file or list, or else those of the built-in programs."""
+    """Read kernels from a user's file or list; without one, return those of the built-in programs."""
     if shapes is None:
         return built_in_kernels(kind)
     if isinstance(shapes, str | os.PathLike):
@@ -350,9 +350,10 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
 
 
 def problem_parser(device_kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
-    """Return a function that turns a family's name and a specification into a checked `Problem` of this device."""
+    """Return a function (family, specification) -> checked `Problem` for a kind of device."""
 
     def parse(family: str, spec: Mapping[str, Value]) -> Problem:
+        """Check a specification and return its problem."""
         problem: Problem = find_family(device_kind, family).problem(spec)
         return problem
 
@@ -378,7 +379,7 @@ def make_collector(
 
 
 def load_plugins(modules: Sequence[str]) -> None:
-    """Import modules that add families; the working folder is searched too."""
+    """Import modules that register kernel families; the working folder is on the path."""
     for name in modules:
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))

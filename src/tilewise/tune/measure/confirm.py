@@ -49,12 +49,12 @@ class ConfirmedGain:
 
     @property
     def excludes_zero(self) -> bool:
-        """True if the choice is faster than the default with 95 % confidence."""
+        """Whether the choice is faster than the default with 95 % confidence."""
         return self.low > 1.0
 
     @property
     def on_busy_machine(self) -> bool:
-        """True by the limit at which a collector rejects its timings."""
+        """Whether other programs used more CPU than a collector tolerates."""
         return self.elsewhere > TimingSettings.disturbed
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class ConfirmedGain:
 
 
 def gain_of(log_ratios: Sequence[float], elsewhere: float = 0.0) -> ConfirmedGain:
-    """Estimate the gain from independent log ratios default / choice; `elsewhere` is other programs' CPU share."""
+    """Estimate the gain from independent values of log(default / choice); `elsewhere` is other programs' CPU share."""
     test = signed_rank_test(np.asarray(log_ratios, np.float64), permutations=1)  # its p-value is not used
     low, high = math.exp(test.interval.low), math.exp(test.interval.high)
     return ConfirmedGain(math.exp(test.centre), low, high, elsewhere)
 
 
 def confirm(problem: Problem, default: Config, config: Config, seed: int = 1) -> ConfirmedGain:
-    """Compare a configuration with the default on operands drawn with another seed, in the current process."""
+    """Time a configuration against the default on new random operands, in the current process."""
     rng = np.random.default_rng([seed, SETS])
     with running_on(problem.threads):
         return _gain_of_sets([_time_set(problem, default, config, rng) for _ in range(SETS)])
@@ -78,9 +78,9 @@ def confirm(problem: Problem, default: Config, config: Config, seed: int = 1) ->
 def _time_set(
     problem: Problem, default: Config, config: Config, rng: np.random.Generator
 ) -> tuple[list[float], list[float], dict[str, float]]:
-    """Time the default and a configuration in alternation on one set of operands.
+    """Time the default and a configuration alternately on one set of operands.
 
-    Returns the nanoseconds per call of the default, those of `config`, and what the clock observed of other load.
+    Returns the nanoseconds per call of the default, those of `config`, and the clock's measure of other load.
     """
     family = get_family(problem.family)
     operands = family.operands(problem, rng)
@@ -96,7 +96,7 @@ def _time_set(
 
 
 def _gain_of_sets(sets: Sequence[tuple[list[float], list[float], dict[str, float]]]) -> ConfirmedGain:
-    """Estimate the gain from sets of (nanoseconds of the default, of the choice, accounting of other programs).
+    """Estimate the gain from timings on several operand sets: (default's ns, choice's ns, accounting of other load).
 
     With several threads the operating system's accounting says nothing about other programs. The median of the
     default's readings over their minimum then stands for it.
@@ -111,13 +111,13 @@ def _gain_of_sets(sets: Sequence[tuple[list[float], list[float], dict[str, float
 
 
 class SecondProcess:
-    """Python process that confirms choices; started at the first use, and again if it has ended."""
+    """A Python process that confirms choices; it is started on demand, and again if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def confirm(self, problem: Problem, default: Config, config: Config, seed: int) -> ConfirmedGain:
-        """Confirm a choice there, or in this process if the other one fails (it does not know families added here)."""
+        """Confirm a choice in the other process, or in this one if that fails, as for families registered only here."""
         try:
             reply = self._ask([require_native().isa(), seed, problem.key, default.key, config.key])
         except (OSError, ValueError):
@@ -126,7 +126,7 @@ class SecondProcess:
         return confirm(problem, default, config, seed) if reply is None else ConfirmedGain(*reply)
 
     def _ask(self, request: Sequence[str | int]) -> list[float] | None:
-        """Send a request and wait for the reply; None if the other process could not measure it."""
+        """Send a request and return the reply's numbers; None if the process could not measure it."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "tilewise.tune.measure.confirm"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ class SecondProcess:
         return reply
 
     def stop(self) -> None:
-        """End the process: it stops at the end of its input."""
+        """Close the process's input, at which it exits, and wait for it."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.communicate(timeout=10)
@@ -145,7 +145,7 @@ class SecondProcess:
 
 
 def serve(lines: Any, write: Any) -> None:
-    """Main loop of the second process: answer each line with a gain, or with null if it cannot be measured."""
+    """Main loop of the second process: answer each request line with a gain, or null if it cannot be measured."""
     for line in lines:
         try:
             isa, seed, problem, default, config = json.loads(line)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TuningDevice:
-    """A machine of a kind ("cpu", "triton"); `collection` names the collection whose model fits it, if any."""
+    """A machine that problems are tuned on; `collection` names the collection whose model fits it, if any."""
 
     version: str  # of the software that choices depend on
     margin: float  # log runtime; default of `ModelScores.margin`
@@ -36,36 +36,36 @@ class TuningDevice:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """Every feasible configuration, the default first."""
+        """List every feasible configuration, the default first."""
         raise NotImplementedError
 
     def default(self, problem: Problem) -> Config:
-        """The analytical default."""
+        """Return the configuration that runs without tuning."""
         return self.configs(problem)[0]
 
     def candidates(self, problem: Problem) -> Sequence[Config]:
-        """Configurations considered without measuring, the default first."""
+        """List the configurations that a choice without measuring considers, the default first."""
         return self.configs(problem)
 
     def runs(self, problem: Problem, config: Config) -> bool:
-        """True if a candidate is feasible."""
+        """Tell whether a configuration can run this problem."""
         return True
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
-        """Other problems that would use a choice too, each with the configuration in which it would."""
+        """List (problem, configuration) of other problems that would use a choice for this one too."""
         return []
 
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]:
-        """Open a trial that measures configurations of a problem."""
+        """Open a trial, which measures configurations of a problem."""
         raise NotImplementedError
 
     def confirm(self, problem: Problem, config: Config) -> ConfirmedGain | None:
-        """Time a choice and the default again, independently of the search; None if the device does not do that."""
+        """Compare a choice with the default again, independently of the search; None if not supported."""
         return None
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Time every configuration roughly; return nanoseconds, and the seconds that exhaustive tuning takes."""
+        """Time every configuration roughly; return ns of each, and the seconds of exhaustive tuning."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Clear caches of compiled kernels."""
+        """Clear all caches of compiled kernels."""

@@ -44,7 +44,7 @@ _AVERAGES = {"cpu": "faster two of three"}
 
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
-    """Convert the finished kernels of `store` to a collection, split by `splits_of`.
+    """Convert the finished kernels of a store to a collection with train, valid and test splits (`splits_of`).
 
     Kernels whose configurations differ by less than `telling` times the scatter of their repeats are omitted: the order
     of their runtimes is noise.
@@ -53,7 +53,7 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
     problems = [problem for problem in read_measured(store) if _signal_to_noise(problem) >= telling]
     if not problems or not machines:
         raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
-    kind, features = machines[0].kind, _features(store, machines[-1].details)
+    kind, features = machines[0].kind, _machine_columns(store, machines[-1].details)
     own = own_columns([t.config for m in problems for t in m.timings])
     own = (*own, *((THREADS, DEFAULT, *features) if features else ()))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
@@ -72,8 +72,8 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _schema_extra(store, name)), splits))
 
 
-def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
-    """Return the machine's features, which a store records, by model column."""
+def _machine_columns(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
+    """Return the machine's feature columns by name, from the details that a store records."""
     values = details.get("features") or {}
     if not isinstance(values, dict) or not all(type(v) in (int, float) and abs(v) < 1e30 for v in values.values()):
         raise FileFormatError(f"{store.path} is damaged: its machine's features are not numbers.")
@@ -103,21 +103,21 @@ def merge_collections(collections: Sequence[Collection], name: str) -> Collectio
 
 
 def slug(hardware: str) -> str:
-    """Name of a machine in the names of its kernels."""
+    """Return a machine's name in a form that fits into kernel names."""
     return "-".join(re.findall(r"[a-z0-9]+", hardware.lower()))
 
 
 def reorder_columns(
     feat: npt.NDArray[np.float32], names: Sequence[str], columns: Sequence[str]
 ) -> npt.NDArray[np.float32]:
-    """Reorder columns called `names` to `columns`; missing ones are 0."""
+    """Return the columns `names` of `feat` in the order of `columns`; missing ones are 0."""
     values = np.zeros((len(feat), len(columns)), np.float32)
     values[:, [columns.index(name) for name in names]] = feat
     return values
 
 
 def _signal_to_noise(item: MeasuredProblem) -> float:
-    """Standard deviation of the log runtimes, divided by the median relative deviation of the repeats."""
+    """Return the deviation of a kernel's log runtimes divided by the scatter of their repeats."""
     deviation_of_logs = float(np.std(np.log([timing.runtime_ns for timing in item.timings])))
     return deviation_of_logs / max(float(np.median([timing.deviation for timing in item.timings])), 1e-9)
 
@@ -125,7 +125,7 @@ def _signal_to_noise(item: MeasuredProblem) -> float:
 def _measured_kernel(
     item: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
-    """Convert the timings of a kernel to features, runtimes and normalizers, in a fixed order of configurations."""
+    """Convert a kernel's timings to features, runtimes and normalizers; `own` are the settings besides block sizes."""
     problem = item.kernel.problem
     rows = np.array([config_row(family, problem, t.config, own) for t in item.timings], np.float32)
     if features:
@@ -154,7 +154,7 @@ def _check_disjoint(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
 
 
 def _schema_extra(store: Store, name: str) -> dict[str, Any]:
-    """Return where a collection comes from: machine, dates, settings and verdicts."""
+    """Return a collection's provenance for its schema: machine, dates, settings and verdicts."""
     machines, runs = store.machines(), store.runs()
     if not runs:
         raise store.damage_error("timings without a run")
@@ -173,7 +173,7 @@ def _schema_extra(store: Store, name: str) -> dict[str, Any]:
 
 
 def verdict_counts(store: Store) -> dict[str, dict[str, int]]:
-    """Count the configurations of finished kernels by family and verdict; the last verdict counts."""
+    """Count configurations of finished kernels by family and verdict; each one's last verdict counts."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     done = store.finished()
     for kernel in store.kernels():
@@ -198,12 +198,12 @@ def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
 
 
 def embed(collection: Collection, out: str | os.PathLike[str]) -> int:
-    """Write the whole collection into the one file `out`; return its size in bytes."""
+    """Write a whole collection to the single file `out`; return its size in bytes."""
     return write_collection(Path(out).expanduser(), collection)
 
 
 def open_collection(source: str | os.PathLike[str]) -> Collection:
-    """Open a collection by name, file or folder; or the finished kernels of a store or of a folder of stores."""
+    """Open a collection by name, file or folder, or make one of the finished kernels in a store."""
     path = Path(source).expanduser()
     if path.suffix == ".npz" or (os.fspath(source) in embedded_collections() and not path.is_dir()):
         return read_collection(find_collection(source))
@@ -217,7 +217,7 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
 
 
 def compare(first: Collection, second: Collection) -> dict[str, Any]:
-    """Compare two measurements of the same kernels.
+    """Compare two collections of measurements of the same kernels.
 
     `kernels` has for each common kernel the number of common configurations, Spearman's rank correlation of the
     runtimes, the loss of the first's best configuration in the second (relative to the second's best), and the median
@@ -269,11 +269,11 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
 
 
 def _identity(item: MeasuredKernel) -> str:
-    """Hash in a kernel's name, which depends on the problem but not on the program."""
+    """Return the hash at the end of a kernel's name, which depends on its problem only."""
     return item.kernel.name.rpartition("_")[2]
 
 
 def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> Mapping[bytes, int]:
-    """Runtimes by configuration, in the union of both sets of columns."""
+    """Return each configuration's index in the kernel by its settings, as bytes over the given columns."""
     rows = reorder_columns(kernel.config_feat, names, columns)
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}

@@ -100,9 +100,9 @@ class Clock:
         return list(self.each_unit(units))
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """Yield the nanoseconds of each unit as soon as they are known.
+        """Run the units one after the other and yield the nanoseconds of each as soon as they are known.
 
-        A GPU has queued all units by then; a CPU starts the next one only after the previous reading was processed.
+        A GPU has queued all units by then; a CPU starts the next one only after the previous time was processed.
         """
         for unit in units:
             start = time.perf_counter_ns()
@@ -110,7 +110,7 @@ class Clock:
             yield float(time.perf_counter_ns() - start)
 
     def watch(self) -> dict[str, float]:
-        """State of the machine since the last call; `elsewhere` is the share of time used by other programs."""
+        """Return the machine's state since the last call; `elsewhere` is the share of time of other programs."""
         return {}
 
 
@@ -133,10 +133,10 @@ def time_all(
     finals_only: bool = False,
     usual_ns: float | None = None,
 ) -> bool:
-    """Time all candidates; the first one is the default. Returns False if `go_on` ended it early.
+    """Time all candidates in shuffled, interleaved rounds; the first one is the default. False if `go_on` stopped it.
 
     With `finals_only` the candidates have earlier timings and only the finals are run. If `usual_ns` is given, batches
-    whose default deviates from it are disturbed.
+    whose default deviates from it count as disturbed.
     """
     usual = [] if usual_ns is None else [usual_ns] * (settings.most_final_rounds + 1)
     timing = _Timing(clock, settings, candidates[0], random.Random(seed), report=report, go_on=go_on, defaults=usual)
@@ -153,7 +153,7 @@ def time_all(
 
 @dataclass
 class _Timing:
-    """State shared by the rounds of one kernel."""
+    """The timing of one kernel's candidates; the state that its rounds share."""
 
     clock: Clock
     settings: TimingSettings
@@ -164,7 +164,7 @@ class _Timing:
     defaults: list[float] = field(default_factory=list)
 
     def round(self, number: int, members: Sequence[Candidate]) -> bool:
-        """Time every member once, in random order; repeat disturbed batches at the end. False if stopped early."""
+        """Time every candidate once, in random order; repeat disturbed batches at the end. False if stopped."""
         order, size = list(members), self.settings.batch_configs
         self.rng.shuffle(order)
         queue = [order[i : i + size] for i in range(0, len(order), size)]
@@ -186,7 +186,7 @@ class _Timing:
         return True
 
     def finals(self, others: Sequence[Candidate]) -> bool:
-        """Time the fastest few until their order is settled. False if stopped early."""
+        """Time the fastest few candidates until their order is clear. False if stopped."""
         for number in range(self.settings.most_final_rounds if self.settings.finalists else 0):
             heat = self.settings.heat if number < MIN_FINAL_TIMINGS else 0
             finalists = leaders(others, self.default, max(heat, self.settings.finalists))
@@ -197,7 +197,7 @@ class _Timing:
         return True
 
     def _batch(self, batch_members: Sequence[Candidate], number: int) -> TimedBatch:
-        """Time one batch: the default, the members, and the default again, after one uncounted run of the default."""
+        """Time a batch: the default, the candidates, the default again, after an uncounted run of the default."""
         times = self._readings(batch_members, number)
         watch = self.clock.watch()
         first, last = times[0], times[-1]
@@ -215,7 +215,7 @@ class _Timing:
         )
 
     def _readings(self, batch_members: Sequence[Candidate], number: int) -> list[float]:
-        """Time the units of a batch and report each reading; nanoseconds per run, the default first and last."""
+        """Return nanoseconds per run of a batch's units, the default first and last; report each at once."""
         members = [self.default, *batch_members, self.default]
         units = self.clock.each_unit(self._units([self.default, *members]))
         next(units)
@@ -229,7 +229,7 @@ class _Timing:
         return times
 
     def _units(self, members: Sequence[Candidate]) -> Iterator[Run]:
-        """Yield the units of a batch; short ones are preceded by an untimed run."""
+        """Yield a batch's timed units; a short one is preceded by an untimed run."""
         for position, member in enumerate(members):
             if position and member.estimate_ns < self.settings.settle_ms * 1e6:
                 member.runs[0]()  # writing the last reading to the store has changed the caches
@@ -237,45 +237,45 @@ class _Timing:
 
 
 def _wants_more(candidate: Candidate, settings: TimingSettings) -> bool:
-    """True until a candidate has enough timings, or while they scatter too much."""
+    """Tell whether a candidate needs more timings: it has too few, or they scatter too much."""
     count = len(candidate.times)
     return count < settings.rounds or (count < settings.max_rounds and scatter(candidate.times) > settings.scatter)
 
 
 def warm_up(clock: Clock, default: Candidate) -> None:
-    """Run the default until the clock frequency has risen: an idle machine runs at a lower one."""
+    """Run the default until the clock frequency has risen from that of an idle machine."""
     until = time.perf_counter() + clock.warm_up_seconds
     while time.perf_counter() < until:
         clock.time_units([default.unit])
 
 
 def scatter(times: Sequence[float]) -> float:
-    """Relative standard deviation of the repeats, around their median."""
+    """Return the relative standard deviation of repeated times around their median."""
     return statistics.stdev(times) / statistics.median(times) if len(times) > 1 else math.inf
 
 
 def relative_runtime(candidate: Candidate, default: Candidate) -> float:
-    """Return a candidate's runtime divided by the default's, from final timings if there are enough, else from all."""
+    """Return a candidate's time divided by the default's, from final timings if there are enough of them."""
     if len(candidate.final) >= MIN_FINAL_TIMINGS:
         return faster_two_of_three(candidate.final) / faster_two_of_three(default.final)
     return faster_two_of_three(candidate.times) / faster_two_of_three(default.times)
 
 
 def leaders(candidates: Sequence[Candidate], default: Candidate, count: int) -> list[Candidate]:
-    """The `count` fastest candidates so far, fastest first."""
+    """Return the `count` fastest candidates so far, fastest first."""
     candidates_with_times = [c for c in candidates if (c.times and default.times) or len(c.final) >= MIN_FINAL_TIMINGS]
     return sorted(candidates_with_times, key=lambda candidate: relative_runtime(candidate, default))[:count]
 
 
 def is_settled(finalists: Sequence[Candidate], settings: TimingSettings) -> bool:
-    """Tell whether the first finalist is clearly faster than the others, or the difference is precisely known."""
+    """Tell whether the finals can end: the first finalist is clearly faster, or the difference is precisely known."""
     if any(len(candidate.final) < settings.final_rounds for candidate in finalists):
         return False
     return all(_is_separated(finalists[0].final, rival.final, settings.final_error) for rival in finalists[1:])
 
 
 def _is_separated(best: Sequence[float], rival: Sequence[float], error: float) -> bool:
-    """Tell whether `rival` is clearly slower, or the difference is known to within `error` (log ratio)."""
+    """Tell whether `rival` is clearly slower than `best`, or their log ratio is known to within `error`."""
     common = min(len(best), len(rival))
     log_ratios = [math.log(b / a) for a, b in zip(best[-common:], rival[-common:], strict=True)]
     deviation = statistics.stdev(log_ratios) / math.sqrt(common) if common > 1 else math.inf
@@ -283,7 +283,7 @@ def _is_separated(best: Sequence[float], rival: Sequence[float], error: float) -
 
 
 def earlier_default(batches: Sequence[BatchRow]) -> float | None:
-    """Median time of the default in the undisturbed rounds of the last run that has any."""
+    """Return the default's median time in undisturbed rounds of the last run that has any; None without."""
     undisturbed = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL_ROUND]
     return statistics.median(b.default_ns for b in undisturbed if b.run == undisturbed[-1].run) if undisturbed else None
 
@@ -291,7 +291,7 @@ def earlier_default(batches: Sequence[BatchRow]) -> float | None:
 def resume(
     clock: Clock, settings: TimingSettings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], report: Report
 ) -> None:
-    """Give the candidates the timings of `batches`; report for each open batch whether it is disturbed."""
+    """Add an interrupted run's timings (`batches`) to the candidates; report which of its open batches are valid."""
     if not batches:
         return
     default = candidates[0]

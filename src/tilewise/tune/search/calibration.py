@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> tuple[Numbers, tuple[str, ...]]:
-    """Return the distinct, varying settings of configurations in doublings, and their names.
+    """Return log2(1 + value) of the settings that vary and differ from each other, and their names.
 
     A block size occurs as a bound of several tensors; only one of these equal columns remains. Hardware settings come
     last.
@@ -60,7 +60,7 @@ def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> tuple[Nu
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A measured kernel in the form in which the tuner would search it."""
+    """A measured kernel as the tuner would search it: scores, features and recorded runtimes."""
 
     name: str
     scores: Numbers
@@ -75,13 +75,13 @@ class Case:
         return float(self.runtime.min())
 
     def process(self, hyper: Hyperparameters) -> GaussianProcess:
-        """Make the process over the configurations, before any measurement."""
+        """Build the Gaussian process over the kernel's configurations, before any measurement."""
         weights = np.array([hyper.ard.get(name, 1.0) for name in self.names])
         return GaussianProcess(self.scores, self.features * weights if len(weights) else self.features, hyper)
 
 
 def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
-    """Combine a kernel's scores with its measured runtimes."""
+    """Score a measured kernel with a model; `names` are the configuration columns."""
     scores = np.asarray(model.score(kernel), dtype=np.float64)
     features, settings = config_logs(kernel.config_feat, names)
     # Collections of CPUs mark the default configuration in a column.
@@ -91,7 +91,7 @@ def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
 
 
 def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noise: float = 0.01) -> Hyperparameters:
-    """Fit the hyperparameters to the validation kernels."""
+    """Fit the Gaussian process's hyperparameters and confidence bounds for a model on validation kernels."""
     cases = [make_case(model, kernel, names) for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
     if len(cases) < 5:
         raise ConfigurationError(
@@ -101,7 +101,7 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
 
 
 def is_gpu_space(names: Sequence[str]) -> bool:
-    """Tell whether configurations with these columns are a GPU's.
+    """Tell whether configuration columns with these names are those of a GPU.
 
     There the model's order beats expected improvement (replay of the H200 collection: 0.22 % loss against 0.41 % after
     5 measurements, 0.03 % against 0.22 % after 10), so that measurements follow it.
@@ -110,7 +110,7 @@ def is_gpu_space(names: Sequence[str]) -> bool:
 
 
 def fit(cases: Sequence[Case], noise: float) -> Hyperparameters:
-    """Maximize the marginal likelihood of the cases."""
+    """Fit hyperparameters by maximizing the marginal likelihood of the cases."""
     settings = tuple(sorted({name for case in cases for name in case.names} - set(TILE_FEATURES)))
     # Cases with equally many leading configurations are stacked into one array.
     by_count: dict[int, list[Case]] = defaultdict(list)
@@ -121,14 +121,14 @@ def fit(cases: Sequence[Case], noise: float) -> Hyperparameters:
     names = ("coefficient", "coefficient_deviation", "signal", "length_scale", "nugget", *settings)
 
     def loss(hyper: Hyperparameters) -> float:
-        """Mean negative log likelihood per kernel."""
+        """Return the mean negative log likelihood per kernel."""
         return sum(leading.negative_log_likelihood(hyper) for leading in prepared) / len(cases)
 
     return climb(best, names, _scale_parameter, loss, 0.15)[1]
 
 
 def _scale_parameter(hyper: Hyperparameters, name: str, factor: float) -> Hyperparameters:
-    """Multiply one hyperparameter or ARD weight by a factor, within its limits."""
+    """Return hyperparameters with one parameter or ARD weight multiplied by a factor, within its limits."""
     if name in hyper.ard:
         weight = min(max(hyper.ard[name] * factor, _MIN_WEIGHT), 1 / _MIN_WEIGHT)
         return dataclasses.replace(hyper, ard={**hyper.ard, name: weight})
@@ -149,7 +149,7 @@ class _LeadingConfigs:
 
     @classmethod
     def of(cls, cases: Sequence[Case], settings: tuple[str, ...]) -> _LeadingConfigs:
-        """Stack cases that have the same number of leading configurations."""
+        """Stack the leading configurations of cases that have equally many."""
         orders = [np.argsort(case.scores, kind="stable")[:_FIT_CONFIGS] for case in cases]
         count = len(orders[0])
         squares = np.zeros((len(settings) + 1, len(cases), count, count))
@@ -165,7 +165,7 @@ class _LeadingConfigs:
         return cls(guess, logs, squares, settings)
 
     def negative_log_likelihood(self, hyper: Hyperparameters) -> float:
-        """Sum the negative log likelihood of the cases; each kernel's mean log runtime is unknown."""
+        """Return the sum over cases; each kernel's mean log runtime is integrated out."""
         weights = np.array([hyper.ard[name] for name in self.settings] + [1.0])
         squared = np.tensordot(weights**2, self.squares, axes=1)
         # Squared exponential kernel with ARD weights, plus an uncertain slope of the scores.
@@ -181,7 +181,11 @@ class _LeadingConfigs:
 
 
 def replay_stages(case: Case, hyper: Hyperparameters) -> tuple[list[float], list[float]]:
-    """Replay the tuning of a kernel: per stage, the estimated probability and the relative slowdown of the choice."""
+    """Replay the tuning of a kernel by the Gaussian process on recorded runtimes.
+
+    Returns two values for each number of measurements in `STAGES`: the estimated probability that the choice is within
+    5 % of the fastest, and its true slowdown.
+    """
     process, logs = case.process(hyper), np.log(case.runtime)
     chances, slower = [], []
     for count in range(STAGES[-1] + 1):
@@ -199,7 +203,7 @@ def replay_stages(case: Case, hyper: Hyperparameters) -> tuple[list[float], list
 
 
 def fit_confidence_bounds(cases: Sequence[Case], hyper: Hyperparameters, groups: Sequence[str]) -> dict[int, float]:
-    """Fit the bound of each stage. `groups` names the group of each case, within which errors are correlated."""
+    """Fit the probability above which a claim is made, by measurements; `groups` have correlated errors."""
     chances, slower = (np.array(rows) for rows in zip(*(replay_stages(case, hyper) for case in cases), strict=True))
     claimed, bounds = np.full(len(cases), np.nan), dict[int, float]()
     for stage, count in enumerate(STAGES):
@@ -211,7 +215,7 @@ def fit_confidence_bounds(cases: Sequence[Case], hyper: Hyperparameters, groups:
 
 
 def evaluate_claims(cases: Sequence[Case], hyper: Hyperparameters) -> dict[int, dict[str, float]]:
-    """Evaluate the claims of each stage on measured kernels.
+    """Measure how often claims ("within 5 % of the fastest") are right, for each number of measurements.
 
     `said` is the share of kernels with a claim, `right` the share of correct claims, and `close` the share of all
     choices within 5 %.
@@ -228,19 +232,19 @@ def evaluate_claims(cases: Sequence[Case], hyper: Hyperparameters) -> dict[int, 
 
 
 def _still_valid(claimed: Numbers, slower: Numbers) -> Flags:
-    """True for kernels whose earlier claim is still valid. Slowdowns are relative to the fastest; NaN: no claim."""
+    """Tell, per kernel, whether the choice claimed earlier, now this much `slower`, is still within 5 %."""
     return np.asarray(1.0 + claimed <= (1.0 + WITHIN) * (1.0 + slower))
 
 
 def error_groups(names: Sequence[str], training_names: Sequence[str]) -> list[str]:
-    """Name each kernel's group for leave-one-group-out: its program if new to the model, else its shape."""
+    """Name each kernel's group for cross-validation: its program if new to the model, else its shape."""
     programs = [program_of(name) for name in names]
     training_programs = {program_of(name) for name in training_names}
     return [name.rpartition("_")[2] for name in names] if training_programs & set(programs) else programs
 
 
 def claims_text(results: Mapping[int, Mapping[str, float]]) -> str:
-    """Describe the result of `evaluate_claims` in a sentence."""
+    """Summarize the result of `evaluate_claims` in a sentence."""
     clauses = [
         ("unmeasured" if not count else f"after {count}")
         + (f" claimed for {row['said']:.0%}, right in {row['right']:.1%}" if "right" in row else " never claimed")
@@ -250,7 +254,7 @@ def claims_text(results: Mapping[int, Mapping[str, float]]) -> str:
 
 
 def _fit_bound(chance: Numbers, close: Flags, valid: Flags, groups: npt.NDArray[Any]) -> tuple[float, Flags]:
-    """Fit the bound of one stage; also return the leave-one-group-out claims."""
+    """Fit the bound for one number of measurements; also return leave-one-group-out claims."""
     bound, best_claims = NEVER, valid
     for level in _LEVELS:
         is_claimed = valid.copy()
@@ -281,7 +285,7 @@ def _bound(chance: Numbers, close: Flags, valid: Flags, level: float) -> float:
 
 @functools.lru_cache(64)
 def _max_wrong_claims(max_claims: int, level: float) -> npt.NDArray[np.int64]:
-    """Return how many of 0, 1, ... `max_claims` claims may be wrong.
+    """Return, for n = 0, 1, ... `max_claims` claims, how many may be wrong.
 
     It is the largest w with P(Binomial(n, WRONG) <= w) <= level, or -1 if not even w = 0 qualifies.
     """

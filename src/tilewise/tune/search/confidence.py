@@ -50,14 +50,14 @@ START = Hyperparameters(
 
 
 class Claim:
-    """The claim about one problem, updated after each measurement."""
+    """Whether the choice for one problem is claimed to be within 5 % of the fastest; updated by measurements."""
 
     def __init__(self, process: GaussianProcess) -> None:
         self._process = process
         self._index: int | None = None  # the configuration the claim was made for
 
     def after(self, measurements: int) -> bool | None:
-        """Return whether the best configuration so far (or the first choice) is claimed; None without fitted bounds."""
+        """Tell whether, after this many measurements, the choice counts as within 5 %; None without fitted bounds."""
         process, bounds = self._process, self._process.hyper.confidence_bounds
         stages = [count for count in bounds if count <= measurements]
         if not stages:
@@ -73,17 +73,17 @@ class Claim:
 
 
 def digest_of(path: Path) -> str:
-    """First sixteen hexadecimal digits of the SHA-256 of a model file."""
+    """Return the first sixteen hexadecimal digits of a model file's SHA-256."""
     return hashlib.sha256(read_input(path, _MAX_MODEL_BYTES)).hexdigest()[:16]
 
 
 def calibration_path(model_file: Path) -> Path:
-    """Path of the calibration next to a model file."""
+    """Return the path of the calibration that is shipped with a model file."""
     return model_file.with_suffix(".tuning.json")
 
 
 def own_calibration_path(model_file: Path) -> Path:
-    """Return where a user's calibration of a model is: beside the model, or in the cache folder for a shipped one."""
+    """Return the path of a user's calibration: next to a user's model, in the cache for a shipped one."""
     if model_file.resolve().is_relative_to(_PACKAGE):
         return cache_folder() / "tune" / calibration_path(model_file).name
     return calibration_path(model_file)
@@ -93,6 +93,7 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
     """Write the calibration of a model to `path` (default: `own_calibration_path`)."""
     numbers = {name: getattr(hyper, field) for name, field in _IN_FILES.items()}
     content: dict[str, Any] = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
+    # Devices that the model was not trained on have bounds of their own.
     for name, bounds in (("sure", hyper.confidence_bounds), ("sure_elsewhere", hyper.bounds_elsewhere)):
         if bounds:
             content[name] = {str(count): bound for count, bound in bounds.items()}
@@ -106,14 +107,14 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
 
 
 def load_calibration(model_file: Path) -> Hyperparameters | None:
-    """Load a model's calibration, the user's own first; None without a readable one for this model."""
+    """Load a model's calibration, preferably the user's own; None if there is none for this model."""
     # The user's own calibration replaces the shipped one.
     own, shipped = (path(model_file) for path in (own_calibration_path, calibration_path))
     return _calibration_in(own, model_file) or _calibration_in(shipped, model_file)
 
 
 def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
-    """Read one calibration file; None if it is missing, damaged or of another model."""
+    """Read a calibration file; None if it is missing, damaged or of another model."""
     try:
         content = read_json_input(path)
         hyper = _hyperparameters(content["prior"])
@@ -130,7 +131,7 @@ def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
 
 
 def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
-    """Read hyperparameters from a file's values; ignore unknown names, reject bad numbers."""
+    """Read hyperparameters from a file's values; unknown names are ignored, bad numbers raise."""
     numbers: dict[str, Any] = {field: float(values[name]) for name, field in _IN_FILES.items() if name in values}
     weights = {str(name): float(value) for name, value in dict(values.get("weights", {})).items()}
     if not all(0 <= value <= _MAX_VALUE for value in (*numbers.values(), *weights.values())):

@@ -80,17 +80,17 @@ class Hyperparameters:
     by_score: bool = False  # measure in the order of the scores, not by expected improvement
 
     def elsewhere(self) -> Hyperparameters:
-        """Return the parameters for a device that the model was not trained on: other bounds, or no claims at all."""
+        """Return hyperparameters for a device the model was not trained on: other confidence bounds, or none."""
         return replace(self, confidence_bounds=self.bounds_elsewhere)
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
-        """Correlation of f and b between tasks: a row for each of `these`, a column for each of `those`."""
+        """Return the correlation of runtimes between two lists of problems, from their log2 sizes: (these, those)."""
         return self.far + (self.near - self.far) * similarity(these, those, self.task_length_scale)
 
 
 @dataclass(frozen=True, eq=False)
 class Earlier:
-    """Readings of other problems of the same kernel, one per row."""
+    """Measurements of other problems of the same kernel, one per row."""
 
     task: npt.NDArray[np.int64]  # which problem, by number
     sizes: Numbers  # (rows, dz) its sizes in doublings
@@ -103,7 +103,10 @@ class Earlier:
 
 
 class GaussianProcess:
-    """The process over the configurations of one problem; `scores` (lower is faster) and `features` have a row each."""
+    """Gaussian process over the log runtimes of one problem's configurations.
+
+    `scores` (lower is faster) and `features` have a row per configuration.
+    """
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class GaussianProcess:
         self.failed: set[int] = set()
 
     def _condition(self, earlier: Earlier, sizes: Numbers) -> None:
-        """Condition the prior on readings of other tasks; `sizes` are this task's, in doublings."""
+        """Condition the prior on measurements of other problems; `sizes` are this problem's log2 sizes."""
         h, x, s = self.hyper, earlier.features, earlier.score
         same_task = earlier.task[:, None] == earlier.task[None, :]  # (N, N)
         task_covariance = np.where(same_task, 1.0, h.coregionalization(earlier.sizes, earlier.sizes))
@@ -156,13 +159,13 @@ class GaussianProcess:
         self._subtract(across.T, np.asarray(solved[:, 1:], np.float64))
 
     def _subtract(self, left: Numbers, right: Numbers) -> None:
-        """Subtract left.T @ right from the covariance."""
+        """Subtract left.T @ right from the covariance matrix, which is stored lazily."""
         self._left, self._right = np.vstack([self._left, left]), np.vstack([self._right, right])
         self._variance = self._variance - (left * right).sum(axis=0)
 
     @property
     def covariance(self) -> Numbers:
-        """Posterior covariance of all configurations in the process: (n, n)."""
+        """Posterior covariance of all configurations, (n, n)."""
         every = np.arange(len(self._x))
         return self.covariance_of(every, every)
 
@@ -193,34 +196,34 @@ class GaussianProcess:
             self._subtract(gain[None, :], column[None, :])
 
     def refuse(self, index: int) -> None:
-        """Mark a configuration as failed; it is not proposed again."""
+        """Exclude a failed configuration from further proposals."""
         self.failed.add(index)
 
     @property
     def best(self) -> int | None:
-        """Return the position of the fastest measured configuration."""
+        """Index of the fastest measured configuration; None before any measurement."""
         return (
             min(self.log_runtimes, key=lambda index: (self.log_runtimes[index], index)) if self.log_runtimes else None
         )
 
     @property
     def exhausted(self) -> bool:
-        """True if every configuration was tried."""
+        """Whether every configuration was measured or has failed."""
         return len(self.log_runtimes) + len(self.failed) >= self.count
 
     def open(self) -> npt.NDArray[np.int64]:
-        """Return the positions of configurations that are neither measured nor failed."""
+        """Return the indices of configurations that are neither measured nor failed."""
         done = (*self.log_runtimes, *self.failed)
         tried_positions = [self._position[index] for index in done if index in self._position]
         return np.setdiff1d(np.arange(len(self.followed)), tried_positions)
 
     def first(self) -> int | None:
-        """The choice without measuring this problem: the lowest mean."""
+        """Return the configuration with the lowest expected runtime, the choice without measurements."""
         positions = self.open()
         return int(self.followed[positions[int(np.argmin(self.mean[positions]))]]) if len(positions) else None
 
     def next(self) -> int | None:
-        """Return the configuration to measure next, or None if all are measured.
+        """Return the configuration to measure next; None if all are measured or failed.
 
         The first one has the lowest mean. The next ones follow the order of the scores, with `by_score`, or have the
         largest expected improvement.
@@ -243,21 +246,21 @@ class GaussianProcess:
         return improvement
 
     def _deviation(self, positions: npt.NDArray[np.int64]) -> Numbers:
-        """Standard deviation of the log runtimes."""
+        """Return the standard deviation of the log runtimes at these positions."""
         deviation: Numbers = np.sqrt(np.maximum(self._variance[positions], 1e-12))
         return deviation
 
     def value_of_information(self) -> float:
-        """Expected saving over the best so far, in log runtime, if every runtime were known."""
+        """Return the expected reduction in log runtime if all runtimes became known."""
         return float(np.maximum(self._behind(), 0.0).mean())
 
     def chance_within(self, share: float) -> float:
-        """Probability that the best so far, or the first choice, is at most `share` slower than the fastest of all."""
+        """Estimate the probability that the choice is at most `share` slower than the fastest."""
         scale = math.sqrt((_DEGREES_OF_FREEDOM + self._errors) / (_DEGREES_OF_FREEDOM + self._predictions))
         return float((self._behind(scale) <= math.log1p(share)).mean())
 
     def _behind(self, scale: float = 1.0) -> Numbers:
-        """Draw the log slowdown of the best so far, or first choice, against the fastest of the others."""
+        """Sample the log slowdown of the current choice against the fastest other configuration."""
         positions = self.open()
         if not len(positions):
             return np.zeros(1)
@@ -274,13 +277,13 @@ class GaussianProcess:
 
 @functools.lru_cache(maxsize=8)
 def _standard_normal(count: int) -> Numbers:
-    """Fixed standard normal draws, `count` numbers each, with their mirror images (antithetic variates)."""
+    """Return fixed samples (samples, count) of a standard normal, with mirror images (antithetic variates)."""
     draws = np.random.default_rng(count).standard_normal((count, _DRAWS // 2))
     return np.hstack([draws, -draws])
 
 
 def similarity(a: Numbers, b: Numbers, length_scale: float) -> Numbers:
-    """Compute the squared exponential kernel between rows: 1 for equal ones, falling with their distance."""
+    """Return the squared exponential kernel between rows of a and b: (rows of a, rows of b), 1 for equal rows."""
     if not a.shape[1]:
         return np.ones((len(a), len(b)))
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
@@ -295,10 +298,10 @@ def climb(
     surprise: Callable[[H], float],
     min_step: float,
 ) -> tuple[float, H]:
-    """Minimize the negative log likelihood (`surprise`) by coordinate search.
+    """Minimize a function of hyperparameters, the negative log likelihood `surprise`, by coordinate search.
 
     Each hyperparameter is tried larger and smaller (`changed` multiplies one of them by a factor) until nothing
-    improves, then again with half the step, down to `min_step`.
+    improves, then again with half the step, down to `min_step`. Returns (minimum, hyperparameters).
     """
     # Steps are factors: exp(0.7) is about 2, and min_step ends the halving.
     lowest, step = surprise(best), 0.7

@@ -77,7 +77,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """Regret that a mechanism saves over a simpler one after some measurements, with its 95 % interval."""
+    """Mean regret that a mechanism saves over a simpler one after some measurements, with its 95 % interval."""
 
     mechanism: str
     simpler: str
@@ -89,7 +89,7 @@ class StrategyComparison:
 
 @dataclass(frozen=True)
 class Replay:
-    """Result of `replay`."""
+    """Results of replaying several search strategies on recorded runtimes."""
 
     collection: str
     split: str
@@ -107,7 +107,7 @@ class Replay:
         return next(strategy for strategy in self.strategies if strategy.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to the dictionary that `tilewise tiles replay --json` prints."""
+        """Convert to the JSON of `tilewise tiles replay --json`."""
         return asdict(self)
 
 
@@ -123,7 +123,7 @@ def replay(
     say: Callable[[str], None] = lambda line: None,
     progress: bool = False,
 ) -> Replay:
-    """Replay tuning on the kernels of a split that the model has not seen.
+    """Simulate tuning on the recorded kernels of a split by several strategies, and compare their regret.
 
     `model` is a model or its file; by default the one shipped for the collection. If it has no calibration, one is
     fitted on the validation kernels. `trees` trains gradient-boosted trees for comparison, if LightGBM is installed.
@@ -185,7 +185,7 @@ def replay(
 
 
 def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[StrategyComparison]:
-    """Compute what a mechanism saves over a simpler one, paired by kernel, each with a bootstrap interval."""
+    """Compute the regret that strategy `mechanism` saves over `simpler`, paired by kernel, with bootstrap intervals."""
     comparisons = []
     # Paired by kernel, so that differences between kernels cancel.
     saved = curves[simpler] - curves[mechanism]
@@ -197,7 +197,7 @@ def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -
 
 
 def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Hyperparameters | None]:
-    """Load a model and its calibration, if it has one."""
+    """Load a model by file or the shipped one of collection `name`, with its calibration if it has one."""
     if model is not None and not isinstance(model, str | Path):
         return model, None  # an object without a file has no stored calibration
     path = shipped_file(Path(name).stem if name.endswith(".npz") else name) if model is None else model_path(model)
@@ -228,7 +228,7 @@ def recalibrate(
 
 
 def _noise(collection: str) -> float:
-    """Return the relative noise of a reading: the median deviation in the collection, within plausible limits."""
+    """Return the relative noise of one measurement: a collection's median deviation, within plausible limits."""
     try:
         measured_collection = read_collection(find_collection(collection))
     except (TilewiseError, OSError):  # a user's folder has no deviations
@@ -240,17 +240,18 @@ def _noise(collection: str) -> float:
 
 
 def regrets(runtime: npt.NDArray[Any], order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
-    """Return the slowdown of the best choice after each of `most` measurements, made in this order."""
+    """Return the best choice's slowdown against the fastest after 1 to `most` measurements in this order."""
     # Best runtime so far, relative to the best of all.
     reached = np.minimum.accumulate(runtime[np.asarray(order[:most], dtype=np.int64)]) / runtime.min() - 1
     return np.pad(reached, (0, max(0, most - len(reached))), mode="edge")
 
 
 def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
-    """Return the regrets of random orders, averaged over several per kernel."""
+    """Return each kernel's regrets for random orders, averaged over several orders: (kernels, most)."""
     rng = np.random.default_rng(seed)
 
     def mean_curve(runtime: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Average the regrets of one kernel over several random orders."""
         curves = [regrets(runtime, rng.permutation(len(runtime)), most) for _ in range(_RANDOM_ORDERS)]
         return np.asarray(np.mean(curves, axis=0))
 
@@ -258,16 +259,17 @@ def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
 
 
 def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int) -> Curves:
-    """Regrets when the configurations are measured in the order of scores."""
+    """Return each kernel's regrets if its configurations are measured in the order of their scores."""
     orders = [np.argsort(score, kind="stable") for score in scores]
     return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
 def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
-    """Return the regrets of a Gaussian process that measures where the expected improvement is largest."""
+    """Return each kernel's regrets if a Gaussian process proposes by expected improvement."""
 
     def order(case: Case) -> list[int]:
         # Expected improvement also for GPU models, whose calibration measures in the order of scores.
+        """Return the order in which the process measures one kernel's configurations."""
         process = case.process(dataclasses.replace(hyper, by_score=False))
         return [step.index for step in search(process, lambda i: float(case.runtime[i]), most)[0]]
 
@@ -277,7 +279,7 @@ def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """A recorded problem, and the indices of the configurations that were measured so far."""
+    """A recorded problem, and the indices of the configurations that were "measured" so far."""
 
     sizes: Numbers
     features: Numbers  # (configurations, settings in doublings)
@@ -289,7 +291,7 @@ Order = Callable[[_Problem, Sequence[_Problem], int, np.random.Generator], Seque
 
 
 def replay_without_model(collection: str = "h200", most_problems: int = 24, seed: int = 0) -> dict[str, Any]:
-    """Replay every family of a collection that has enough validation and test kernels.
+    """Replay tuning without a cost model on every family of a collection with enough kernels.
 
     The result has `strategies` with mean regrets over the problems after the first three of each family, and their
     paired `comparisons`.
@@ -299,7 +301,7 @@ def replay_without_model(collection: str = "h200", most_problems: int = 24, seed
     """
     families = _families(collection, most_problems, seed)
     curves = {
-        name: np.array([row for family in families for row in _play(family, order, seed)])
+        name: np.array([row for family in families for row in _replay_family(family, order, seed)])
         for name, order in _ORDERS.items()
     }
     pairs = ((MEAN, RANDOM), (OVER, MEAN), (OVER, ALONE))
@@ -312,7 +314,7 @@ def replay_without_model(collection: str = "h200", most_problems: int = 24, seed
 
 
 def _families(collection: str, max_problems: int, seed: int) -> list[list[_Problem]]:
-    """Sample up to `max_problems` problems of each family that has at least twice the number of first problems."""
+    """Sample up to `max_problems` problems of each family; families with too few problems are left out."""
     data = read_collection(find_collection(collection))
     by_family: dict[str, list[MeasuredKernel]] = defaultdict(list)
     # Validation and test kernels are mixed; the train split is not used.
@@ -329,7 +331,7 @@ def _families(collection: str, max_problems: int, seed: int) -> list[list[_Probl
 
 
 def _problems(members: Sequence[MeasuredKernel], names: Sequence[str]) -> list[_Problem]:
-    """Convert measured kernels to problems whose features are the distinct, varying settings in doublings."""
+    """Convert measured kernels to problems, whose features are the log2 settings that vary."""
     tables = [m.kernel.config_feat for m in members]
     varying = [c for c, name in enumerate(names) if name != "default" and any(np.ptp(t[:, c]) > 0 for t in tables)]
     logs, _ = config_logs(np.concatenate(tables)[:, varying], [names[column] for column in varying])
@@ -341,8 +343,8 @@ def _problems(members: Sequence[MeasuredKernel], names: Sequence[str]) -> list[_
     ]
 
 
-def _play(family: Sequence[_Problem], order: Order, seed: int) -> list[npt.NDArray[np.float64]]:
-    """Replay one family from its first problem to its last; return the regrets after the first three."""
+def _replay_family(family: Sequence[_Problem], order: Order, seed: int) -> list[npt.NDArray[np.float64]]:
+    """Tune a family's problems one after the other with a strategy; return the regrets after the first three."""
     rng, rows = np.random.default_rng(seed), []
     past: list[_Problem] = []
     for number, problem in enumerate(family):
@@ -356,12 +358,12 @@ def _play(family: Sequence[_Problem], order: Order, seed: int) -> list[npt.NDArr
 
 
 def _at_random(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
-    """Order the configurations at random."""
+    """Order a problem's configurations at random."""
     return [int(index) for index in rng.permutation(len(problem.runtime))[:budget]]
 
 
 def _by_mean(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
-    """Return positions ordered by mean log slowdown in earlier problems; untried ones count as the median."""
+    """Order by mean log slowdown in earlier problems; configurations not tried there count as the median."""
     if len(past) < FIRST:
         return _at_random(problem, past, budget, rng)
     total, count = np.zeros(len(problem.runtime)), np.zeros(len(problem.runtime))
@@ -378,12 +380,10 @@ def _by_mean(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.r
 
 
 def _by_process(over_problems: bool) -> Order:
-    """Return a search that measures by expected improvement of a Gaussian process.
-
-    With `over_problems`, the process also reads the measurements of earlier problems.
-    """
+    """Return a strategy by expected improvement; `over_problems` uses the measurements of earlier problems."""
 
     def order(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
+        """Return the configurations to measure, in order, at most `budget`."""
         earlier = _earlier_readings(problem, past) if over_problems and past else None
         process = GaussianProcess(
             np.zeros(len(problem.runtime)), problem.features, _HYPER, earlier, problem.sizes if earlier else None
@@ -394,7 +394,7 @@ def _by_process(over_problems: bool) -> Order:
 
 
 def _earlier_readings(problem: _Problem, past: Sequence[_Problem]) -> Earlier:
-    """Collect the readings of the nearest earlier problems."""
+    """Return the measurements of the most similar earlier problems."""
     nearest = sorted(past, key=lambda other: float(np.square(other.sizes - problem.sizes).sum()))[:_NEAREST]
     # One row per reading: the problem, its sizes, the configuration, no score, and the log runtime.
     counts = [len(other.order) for other in nearest]

@@ -38,12 +38,16 @@ def built_in_kernels(kind: str, cores: int | None = None) -> list[Kernel]:
 
 
 def splits_of(kernels: Iterable[Kernel], how: str = "auto", kind: str = "cpu") -> dict[str, str]:
-    """Assign a split to each kernel by name: "auto" (see above), by "shape", by "program", or all "train"."""
+    """Assign train, valid or test to each kernel, by name.
+
+    `how` is "shape" (by a hash of the shape), "program" (whole programs), "auto" (the rule of `kind`), or "train".
+    """
     if how not in HOW:
         raise ConfigurationError(f"Kernels are split {', '.join(HOW[:-1])} or {HOW[-1]}; not {how!r}.")
     all_kernels = list(kernels)
 
     def goes_by_shape(kernel: Kernel) -> bool:
+        """Tell whether a kernel's shape, not its program, decides its split."""
         return how == "shape" or (how == "auto" and (kind == "cpu" or kernel.program == OWN_PROGRAM))
 
     others = [kernel for kernel in all_kernels if not goes_by_shape(kernel)]
@@ -56,7 +60,7 @@ def splits_of(kernels: Iterable[Kernel], how: str = "auto", kind: str = "cpu") -
 
 
 def split_by_shape(shapes: Iterable[str]) -> dict[str, str]:
-    """Assign train, valid or test to each shape by a hash of its key: a sixth each for valid and test.
+    """Assign train, valid or test to each shape by a hash: a sixth each to valid and test.
 
     In a short list the first few in the order of the hash become valid and test, and none in a list of fewer than
     three.
@@ -69,7 +73,7 @@ def split_by_shape(shapes: Iterable[str]) -> dict[str, str]:
 
 
 def split_of(program: str) -> str:
-    """Return the split of a program (train, valid or test), which follows from its architecture."""
+    """Return the split of a program (train, valid or test), by the architecture it belongs to."""
     for split, names in (("valid", VALID_ARCHITECTURES), ("test", TEST_ARCHITECTURES)):
         if any(program == name or program.startswith(f"{name}_") for name in names):
             return split

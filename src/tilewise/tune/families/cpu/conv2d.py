@@ -63,11 +63,11 @@ class Conv2dFamily:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """All feasible tiles, the default first."""
+        """List all feasible tiles, the default first."""
         return all_tiles("conv2d", tile_shape(problem), problem.size("threads"))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
-        """Draw a normal input and filters, and the operands of the epilogue."""
+        """Draw a normally distributed input and filters, and the epilogue's operands."""
         x_shape, w_shape = _shapes(problem)
         draw = functools.partial(normal, rng)
         operands = {"x": draw(x_shape), "w": draw(w_shape)}
@@ -78,7 +78,7 @@ class Conv2dFamily:
         return aligned_copies(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """Compute the result in float64; the tolerance allows for Winograd's rounding."""
+        """Compute the result in float64, with a tolerance that allows for Winograd's rounding."""
         value = numpy_conv2d(
             operands["x"].astype(np.float64), operands["w"].astype(np.float64), **_geometry(problem)
         )  # fmt: skip
@@ -108,7 +108,7 @@ class Conv2dFamily:
         return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return the bounds of a block: whole rows of the result (Winograd: of output tiles), all input channels."""
+        """Return the tile of filters ("kernel"), output and input that one block computes, a size per dimension."""
         rows, columns = _spatial(problem)
         winograd: Any = config.size("winograd")  # a number, or a column of them
         side = 1 + 3 * (winograd == 1) + (winograd == 2)  # outputs of a unit
@@ -124,14 +124,14 @@ class Conv2dFamily:
 
 
 def multiplications(problem: Problem) -> int:
-    """Count the multiplications of the direct algorithm."""
+    """Return the number of multiplications by the direct algorithm."""
     (n, c, _, _), (o, _, kh, kw) = _shapes(problem)
     rows, columns = _spatial(problem)
     return n * o * rows * columns * c * kh * kw
 
 
 def tile_shape(problem: Problem) -> tuple[int, ...]:
-    """Return the problem's shape in the form of `tile_space("conv2d", ...)`."""
+    """Return a problem's sizes as the tuple that `tile_space("conv2d", ...)` takes."""
     x_shape, w_shape = _shapes(problem)
     geometry = _geometry(problem)
     return (*x_shape, w_shape[0], *w_shape[2:], *geometry["stride"], *geometry["padding"], 1)

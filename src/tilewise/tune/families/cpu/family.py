@@ -37,13 +37,13 @@ class CpuFamily(Family, Protocol):
     """Interface of a CPU family; see docs/adding-a-family.md."""
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
-        """Draw random inputs."""
+        """Draw random operands, by name."""
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """Compute the result with NumPy, and its tolerance."""
+        """Compute the result with NumPy in higher precision; return it with its tolerance."""
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Return a callable that runs the kernel once and returns its result."""
+        """Return a function that runs the kernel once with this configuration and returns its result."""
 
 
 def require_native() -> Any:
@@ -59,7 +59,7 @@ def normal(rng: np.random.Generator, shape: Sequence[int]) -> Array:
 
 
 def is_right(result: Array, expected: Expected) -> bool:
-    """True if a result is within its tolerance; NaN never is."""
+    """Tell whether a result is within its tolerance everywhere; a NaN is not."""
     same_shape = result.shape == expected.value.shape
     return same_shape and bool((np.abs(result - expected.value) <= expected.bound).all())
 
@@ -68,18 +68,18 @@ add_family, family_names = partial(registry.add_family, "cpu"), partial(registry
 
 
 def get_family(name: str) -> CpuFamily:
-    """Return a CPU family by name."""
+    """Return the CPU kernel family called `name`."""
     family: CpuFamily = registry.find_family("cpu", name)
     return family
 
 
 def config_for(op: str, tile: Any) -> Config:
-    """Convert a native tile to a configuration of its family."""
+    """Convert a native tile of operation `op` to a configuration."""
     return Config(tiled_op(op).values(tile))
 
 
 def tile_for(op: str, config: Config) -> Any:
-    """Convert a configuration of a family to a native tile."""
+    """Convert a configuration to a native tile of operation `op`."""
     return tiled_op(op).tile(config)
 
 
@@ -91,12 +91,12 @@ def all_tiles(op: str, shape: tuple[int, ...], threads: int) -> list[Config]:
 
 
 def at_most(size: Any, limit: int) -> Any:
-    """Minimum of a bound and a limit, for one configuration or a column of them."""
+    """Return min(size, limit) for one configuration's block size, or for a column of several."""
     return np.minimum(size, limit) if isinstance(size, np.ndarray) else min(size, limit)
 
 
 def product_blocks(problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-    """Return the tile bounds of a product: block sizes, at most the matrix's."""
+    """Return the blocks of a matrix product's tile by operand, limited to the size of the matrices."""
     rows, columns, depth = (
         at_most(config.size(block), problem.size(name))
         for block, name in (("block_m", "m"), ("block_n", "n"), ("block_k", "k"))
@@ -109,17 +109,20 @@ product_config, product_tile = partial(config_for, "matmul"), partial(tile_for, 
 
 
 def aligned_copies(operands: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy the operands, with their shapes and memory order, to reproducible addresses relative to a large page."""
+    """Copy the operands to addresses with fixed offsets from a large page, so that timings are reproducible.
+
+    Shapes and memory order are preserved.
+    """
     starts, end = {}, 0
     for number, (name, array) in enumerate(operands.items()):
         starts[name] = end + (number + 1) * _STAGGER
         end = -(-(starts[name] + array.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     arena = _arena(end)
-    return {name: _copy(array, arena, starts[name]) for name, array in operands.items()}
+    return {name: _copy_into(array, arena, starts[name]) for name, array in operands.items()}
 
 
 def _arena(size: int) -> Array:
-    """Allocate bytes that start at a large page, and use large pages if the system provides them."""
+    """Allocate `size` bytes aligned to a large page, backed by large pages if the system has them."""
     block = mmap.mmap(-1, -(-max(size, 1) // _LARGE_PAGE) * _LARGE_PAGE + _LARGE_PAGE)
     with contextlib.suppress(AttributeError, OSError, ValueError):
         block.madvise(mmap.MADV_HUGEPAGE)
@@ -127,8 +130,8 @@ def _arena(size: int) -> Array:
     return block_bytes[-block_bytes.ctypes.data % _LARGE_PAGE :][:size]
 
 
-def _copy(array: Array, arena: Array, start: int) -> Array:
-    """Copy an array into the arena; a transposed matrix stays transposed."""
+def _copy_into(array: Array, arena: Array, start: int) -> Array:
+    """Copy an array into the arena at byte `start`; a transposed matrix stays transposed."""
     is_transposed = array.ndim > 1 and not array.flags.c_contiguous
     source = array.swapaxes(-1, -2) if is_transposed else array
     target = arena[start : start + array.nbytes].view(array.dtype).reshape(source.shape)

@@ -40,7 +40,7 @@ _KINDS = {"none": 0, "bias": 1, "bias_relu": 1, "requantize": 2}
 
 
 class _Operands(dict[str, Array]):
-    """The arrays and the layer with the packed weights, which all configurations share."""
+    """The operands by name, and the layer with packed weights, which all configurations share."""
 
     layer: Any
 
@@ -68,11 +68,11 @@ class Int8Matmul:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """All feasible tiles, the default first."""
+        """List all feasible tiles, the default first."""
         return all_tiles("int8_matmul", _sizes(problem), problem.size("threads"))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
-        """Draw uniform bytes, and scales that let requantized results use most of the uint8 range."""
+        """Draw uniform random bytes, and scales with which results use most of the uint8 range."""
         m, n, k = _sizes(problem)
         padded = -(-k // 4) * 4
         x = rng.integers(0, 256, (m, padded), dtype=np.uint8)
@@ -90,7 +90,7 @@ class Int8Matmul:
         return operands
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """Compute the exact result; rows of `requantize` are padded to multiples of four with the zero point."""
+        """Compute the exact result; `requantize` pads rows to multiples of four with the zero point."""
         k = problem.size("k")
         # Products of bytes and sums of 65,536 of them are exact in float64, and its matrix product is fast.
         sums = operands["x"][:, :k].astype(np.float64) @ operands["w"].T.astype(np.float64) + operands["offset"]

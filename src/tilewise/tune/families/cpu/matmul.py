@@ -83,12 +83,12 @@ class Matmul:
         return [default, *(config for config in map(config_of, space) if config != default)]
 
     def default(self, problem: Problem) -> Config:
-        """Return the default tile alone. Operands are allocated for it, but their memory is never touched."""
+        """Return the default tile alone; its operands are allocated but never touched, so this is cheap."""
         operands = _views(problem, functools.partial(np.empty, dtype=np.float32))
         return config_of(TileConfig(*require_native().matmul_plan(*operands, problem.size("threads"))[1]))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
-        """Draw normal matrices in the layout of the problem, and the operands of its epilogue."""
+        """Draw normally distributed matrices in the problem's layout, and the epilogue's operands."""
         batch, m, n, _ = _sizes(problem)
         draw = functools.partial(normal, rng)
         a, b = _views(problem, draw)
@@ -101,7 +101,7 @@ class Matmul:
         return aligned_copies(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """Compute the product and its epilogue in float64; return them with the error that is allowed."""
+        """Compute the product and its epilogue in float64; return it with its tolerance."""
         value = np.matmul(operands["a"].astype(np.float64), operands["b"].astype(np.float64))
         for name in ("bias", "residual"):
             if name in operands:
@@ -145,13 +145,13 @@ def batched_matmul() -> Matmul:
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """Sizes (batch, m, n, k); batch is 0 for a single product."""
+    """Return (batch, m, n, k); batch is 0 for a single product."""
     batch = problem.size("batch") if "batch" in problem else 0
     return batch, problem.size("m"), problem.size("n"), problem.size("k")
 
 
 def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Array, Array]:
-    """Make both operands with `make(shape)` and view them as a (m, k) and b (k, n) in the problem's layout."""
+    """Create both operands by `make(shape)`; return views of shape (m, k) and (k, n) in the problem's layout."""
     batch, m, n, k = _sizes(problem)
     layout = problem.word("layout")
     lead = (batch,) if batch else ()
@@ -161,11 +161,11 @@ def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Ar
 
 
 def near_products(module: Any, problem: Problem) -> list[Config]:
-    """List feasible tiles that differ from the default in one or two aspects; the default is first."""
+    """List feasible tiles that differ from the default in one or two settings, the default first."""
     m, n, k = (problem.size(name) for name in "mnk")
     layout, threads = problem.word("layout"), problem.size("threads")
     path, default = product_plan(module, (m, n, k), layout, threads)
-    tiles: dict[tuple[int, ...], TileConfig] = {_effect(default, m, n, k): default}
+    tiles: dict[tuple[int, ...], TileConfig] = {_effective_tile(default, m, n, k): default}
     if path != "tiled":  # the default runs another algorithm, so its tile is one more candidate
         tiles = {(): default, **tiles}
     alternatives = _alternatives(module, default, m, n, k, threads)
@@ -173,14 +173,14 @@ def near_products(module: Any, problem: Problem) -> list[Config]:
         for names in combinations(alternatives, count):
             for moves in product(*(alternatives[name] for name in names)):
                 tile = _apply_moves(default, moves, m, n)
-                key = _effect(tile, m, n, k)
+                key = _effective_tile(tile, m, n, k)
                 if key not in tiles and module.gemm_tile_problem(tile, m, n, k, layout[1] == "t") is None:
                     tiles[key] = tile
     return list(dict.fromkeys(map(product_config, tiles.values())))
 
 
 def _alternatives(module: Any, default: TileConfig, m: int, n: int, k: int, threads: int) -> dict[str, list[Move]]:
-    """List alternatives to the default tile by aspect, such as the register tile or a block size."""
+    """Return alternative values for each setting of the default tile (register tile, block sizes, ...)."""
     grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
     # The tallest register tile of each width, and one of about two thirds of its height.
     registers = [(mr, nr) for mr, nr, tallest in register_tiles(module) if mr in (tallest, max(1, tallest * 2 // 3))]
@@ -203,7 +203,7 @@ def _below(sizes: Sequence[int], extent: int) -> list[int]:
 
 
 def _apply_moves(default: TileConfig, moves: Sequence[Move], m: int, n: int) -> TileConfig:
-    """Change the default tile and round its blocks up to whole register tiles."""
+    """Return the default tile with some settings changed, its blocks rounded up to whole register tiles."""
     values = {name: getattr(default, name) for name in TileConfig.__slots__}
     for move in moves:
         values |= move
@@ -217,7 +217,7 @@ def _round_up(size: int, step: int) -> int:
     return max(1, -(-size // step)) * step
 
 
-def _effect(tile: TileConfig, m: int, n: int, k: int) -> tuple[int, ...]:
-    """Effective tile at these sizes: blocks larger than a matrix are equivalent."""
+def _effective_tile(tile: TileConfig, m: int, n: int, k: int) -> tuple[int, ...]:
+    """Return the tile with blocks cut at the matrix's sizes; tiles with equal results are equivalent."""
     blocks = min(tile.mc, _round_up(m, tile.mr)), min(tile.nc, _round_up(n, tile.nr)), min(tile.kc, k)
     return (tile.mr, tile.nr, *blocks, tile.pack_a, tile.pack_b, tile.threads_m, tile.threads_n)

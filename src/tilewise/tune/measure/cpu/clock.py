@@ -45,17 +45,17 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def nanoseconds(run: Run, calls: int = 1) -> float:
-    """Mean nanoseconds of a run over several calls."""
+    """Return the mean time of `calls` calls in nanoseconds."""
     return timed_calls(run, calls) / calls
 
 
 def one_run(run: Run) -> float:
-    """Nanoseconds of a single run, roughly."""
+    """Return the approximate time of one run in nanoseconds."""
     return max(nanoseconds(run), 500.0)
 
 
 def time_in_pieces(run: Run, pieces: int, each: int) -> float:
-    """Time runs in pieces of `each` calls; return the nanoseconds of all pieces at the speed of the fastest.
+    """Time `pieces` times `each` calls; return the total nanoseconds at the speed of the fastest piece.
 
     Other programs, also on the sibling thread of a core and in other virtual machines, slow some pieces down and not
     others. The fastest of several pieces varies by a fraction of a per cent, their mean by several per cent.
@@ -64,7 +64,7 @@ def time_in_pieces(run: Run, pieces: int, each: int) -> float:
 
 
 class CpuClock(Clock):
-    """Times units with the monotonic clock, and computes the share of time in which the process had no CPU."""
+    """Times units by the monotonic clock, and measures how much of that time other programs had the CPU."""
 
     def __init__(self, threads: int, warm_up_seconds: float = 0.02) -> None:
         self.threads, self.warm_up_seconds = threads, warm_up_seconds
@@ -91,7 +91,7 @@ class CpuClock(Clock):
             yield self.time_units([unit])[0]
 
     def watch(self) -> dict[str, float]:
-        """Return what disturbed the timings since the last call; only `time_units` counts, not waits for the disk."""
+        """Return the disturbance of timings since the last call; waits between timings do not count."""
         # With several threads CPU time exceeds wall time; then only the default's readings reveal a disturbance.
         elsewhere = max(0.0, 1 - self._own / max(self._wall, 1)) if self.threads == 1 else 0.0
         self._wall = self._own = 0
@@ -100,7 +100,7 @@ class CpuClock(Clock):
 
 @contextlib.contextmanager
 def running_on(threads: int) -> Iterator[None]:
-    """Set the number of threads of the native kernels, and let every result have pages of its own.
+    """Run the block with this number of kernel threads, and with freshly allocated memory for every result.
 
     A single thread is pinned to the last core, where interrupts are rare.
     """
@@ -119,7 +119,7 @@ def running_on(threads: int) -> Iterator[None]:
 
 
 def describe(*, measure: bool = False) -> dict[str, Any]:
-    """Describe this machine for a store. With `measure`, its peak rates are measured if they are not yet known."""
+    """Describe this machine for a store; with `measure`, unknown peak rates are measured first."""
     from tilewise import __version__
 
     module = require_native()
@@ -140,9 +140,9 @@ def describe(*, measure: bool = False) -> dict[str, Any]:
 
 
 def machine_features(*, measure: bool = False) -> dict[str, int]:
-    """Return the machine columns for the active instruction set.
+    """Return the cost model's machine columns by name, for the active instruction set.
 
-    Ceilings that were never measured are 0, unless `measure` asks to measure them now.
+    Peak rates that were never measured are 0, unless `measure` asks to measure them now.
     """
     if native is None:
         return dict.fromkeys(MACHINE_COLUMNS, 0)
@@ -161,7 +161,7 @@ def machine_features(*, measure: bool = False) -> dict[str, int]:
 
 @functools.cache
 def _stored_ceilings() -> MachineFigures | None:
-    """Read the stored measurements once per process, so that choosing a tile never waits for a file."""
+    """Return the stored peak rates of this machine, read once per process; None if never measured."""
     from tilewise.profile.machine import cached_machine
 
     return cached_machine()

@@ -87,7 +87,7 @@ class CpuCollector(Collector):
         super().__init__(feasible, store, options, machine, say)
 
     def begin(self) -> Machine:
-        """Open a run of this machine in the store."""
+        """Open a run of this machine in the store and return the machine."""
         details = describe(measure=self.options.minutes >= _MIN_MINUTES_FOR_CEILINGS)
         machine = Machine("cpu", details["name"], details)
         self.open_run(machine)
@@ -106,8 +106,7 @@ class CpuCollector(Collector):
         return dict(self.tallies)
 
     def measure(self, kernel: Kernel) -> None:
-        """Measure a claimed kernel. An error in one family does not end the collection; errors of the store or the
-        configuration do."""
+        """Measure a claimed kernel; an error in its family gives up this kernel, an error of the store ends the run."""
         try:
             self._measure(kernel)
         except TilewiseError:
@@ -116,7 +115,7 @@ class CpuCollector(Collector):
             self.give_up(kernel, f"{type(error).__name__}: {error}")
 
     def _measure(self, kernel: Kernel) -> None:
-        """Check, time and finish a kernel; if stopped early, the timings so far remain in the store."""
+        """Check, time and finish a kernel; if it is stopped early, its timings remain in the store."""
         start = time.monotonic()
         family = get_family(kernel.problem.family)
         digest = int(kernel.problem.digest[:8], 16)
@@ -138,7 +137,7 @@ class CpuCollector(Collector):
         self.tally(kernel).seconds += time.monotonic() - start
 
     def _time(self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, seed: int) -> bool:
-        """Time the candidates, starting from earlier timings; False if time is up."""
+        """Time the candidates, continuing an interrupted run's timings; False if time is up."""
         settings, batches, recorder = self.options.settings, self.store.batches(kernel), self.recorder(kernel)
         resume(clock, settings, candidates, batches, recorder)
         finals, usual_ns = self.options.finals, earlier_default(batches) if self.options.finals else None
@@ -151,10 +150,10 @@ class CpuCollector(Collector):
         if self.options.finals:
             return contenders(self.store, kernel, self.options.settings.finalists)
         all_configs = family.configs(kernel.problem)
-        return pick_configs(all_configs, self._count(family, kernel, all_configs[0]), seed, near=_NEAR_SHARE)
+        return pick_configs(all_configs, self._config_count(family, kernel, all_configs[0]), seed, near=_NEAR_SHARE)
 
-    def _count(self, family: CpuFamily, kernel: Kernel, default: Config) -> int:
-        """Return how many configurations to measure: fewer for a slow kernel, but at least `_MIN_CONFIGS`."""
+    def _config_count(self, family: CpuFamily, kernel: Kernel, default: Config) -> int:
+        """Return how many configurations to measure: fewer for slow kernels, at least `_MIN_CONFIGS`."""
         settings, max_configs = self.options.settings, self.options.max_configs
         if not max_configs or not settings.kernel_seconds:
             return max_configs
@@ -163,7 +162,11 @@ class CpuCollector(Collector):
         return min(max_configs, max(_MIN_CONFIGS, int(settings.kernel_seconds / (settings.rounds * seconds))))
 
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
-        """Run every configuration with a time limit, compare its result with NumPy, and estimate its runtime."""
+        """Run every configuration with a time limit, and return the correct ones with an estimate of their time.
+
+        The verdicts on all of them are stored. The list is empty if the default, the first configuration, is not
+        correct.
+        """
         rng = np.random.default_rng(seed)
         operand_sets = [family.operands(kernel.problem, rng) for _ in range(2)]
         sets = [(operands, family.expected(kernel.problem, operands)) for operands in operand_sets]
@@ -186,7 +189,7 @@ class CpuCollector(Collector):
     def _check_one(
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
     ) -> tuple[Verdict, Candidate | None]:
-        """Compare the result of one configuration with NumPy's and estimate its runtime on other operands."""
+        """Check a configuration's result against NumPy's and estimate its time; (verdict, candidate or None)."""
         (for_timing, _), (for_checking, expected) = sets
         result = family.runner(kernel.problem, config, for_checking)()
         right = is_right(result, expected)
@@ -200,7 +203,7 @@ class CpuCollector(Collector):
         return Verdict(config, "ok"), Candidate(index, config, [run], estimate_ns)
 
     def _make_units(self, candidates: Sequence[Candidate]) -> None:
-        """Give each candidate a unit of several pieces, about `unit_ms` long."""
+        """Set each candidate's timed unit: several pieces of calls, about `unit_ms` in all."""
         settings = self.options.settings
         unit_ns = settings.unit_ms * 1e6
         # All have the same number of pieces: more pieces would give a lower minimum.
@@ -212,7 +215,7 @@ class CpuCollector(Collector):
             candidate.launches = pieces * each
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
-        """Tell whether more than half of the configurations (of the finalists) lack undisturbed timings."""
+        """Tell whether more than half of the configurations (or finalists) lack undisturbed timings."""
         finals, compared, required = self.options.finals, candidates[1:], 2
         if finals:
             compared = leaders(compared, candidates[0], self.options.settings.finalists)
@@ -225,7 +228,7 @@ class CpuCollector(Collector):
 
 
 def plan(kernels: Iterable[Kernel], options: Options) -> list[dict[str, Any]]:
-    """Return a row per family and number of threads: `kernels`, `configs` and estimated `seconds`."""
+    """Return a row per family and thread count: numbers of kernels and configurations, and estimated seconds."""
     estimates_by_group: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     for kernel in kernels:
         estimates_by_group[kernel.problem.family, kernel.problem.threads].append(_estimate(kernel.problem, options))
@@ -239,7 +242,7 @@ def plan(kernels: Iterable[Kernel], options: Options) -> list[dict[str, Any]]:
 
 
 def _estimate(problem: Problem, options: Options) -> tuple[int, float]:
-    """Return a problem's number of configurations, and the seconds that measuring them takes."""
+    """Return the number of configurations to measure for a problem, and the seconds this takes."""
     family, settings = get_family(problem.family), options.settings
     start = time.perf_counter()
     with running_on(problem.threads):

@@ -52,15 +52,17 @@ class CpuDevice(TuningDevice):
         self._second_process = SecondProcess()
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """Complete a problem as the framework would run it: with the current number of threads if it has none, and with
-        one thread if it is too small to split."""
+        """Complete a problem as the framework would run it.
+
+        It gets the current number of threads if it has none, and one thread if it is too small to split.
+        """
         problem = super().problem({"threads": require_native().num_threads(), **spec})
         if problem.family == "matmul" and problem.size("threads") > 1 and not _uses_threads(self.default(problem)):
             return Problem({**problem, "threads": 1})
         return problem
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
-        """List a tile's uses by the same product at other thread counts; only one thread and all cores are checked."""
+        """List the same product at other thread counts that would use this tile: one thread and all cores."""
         if problem.family != "matmul":
             return []
         table, uses = TunedTable(require_native(), [Decision(problem, config, "cache")]), []
@@ -72,8 +74,10 @@ class CpuDevice(TuningDevice):
         return uses
 
     def candidates(self, problem: Problem) -> Sequence[Config]:
-        """Candidates of an unmeasured choice: for tiled operations few enough to rank during a call, and only the
-        default for products far outside the measured range of sizes."""
+        """List the configurations that a choice without measuring considers, few enough to rank during a call.
+
+        For products far outside the measured range of sizes that is the default alone.
+        """
         if problem.family not in TILED:
             return self.configs(problem)
         module, op, threads = require_native(), tiled_op(problem.family), problem.threads
@@ -86,7 +90,7 @@ class CpuDevice(TuningDevice):
         return ConfigTable(op.names, tiles)
 
     def runs(self, problem: Problem, config: Config) -> bool:
-        """Tell whether the native kernels accept the tile for this problem."""
+        """Tell whether the native kernels accept a configuration for this problem."""
         if problem.family not in TILED:
             return True
         op, key = tiled_op(problem.family), tiled_op(problem.family).key(problem)
@@ -97,7 +101,7 @@ class CpuDevice(TuningDevice):
         return family.default(problem) if isinstance(family, Matmul) else super().default(problem)
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """List the configurations to choose from; products include the tiles of the native default."""
+        """List the configurations to choose from, including the tiles that the native default may pick."""
         with running_on(problem.threads):
             configs = get_family(problem.family).configs(problem)
         if problem.family != "matmul":
@@ -106,7 +110,7 @@ class CpuDevice(TuningDevice):
 
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
-        """Open a trial: in a worker process if there is a time limit, else in this process."""
+        """Open a trial: in a worker process if configurations have a time limit, else in this process."""
         if self.limit_s is None:
             yield CpuTrial(problem, default)
             return
@@ -114,11 +118,11 @@ class CpuDevice(TuningDevice):
             yield WorkerTrial(worker, problem, default, self.limit_s)
 
     def confirm(self, problem: Problem, config: Config) -> ConfirmedGain:
-        """Repeat the comparison with the default in a second process."""
+        """Compare a configuration with the default again, in a second process."""
         return self._second_process.confirm(problem, self.default(problem), config, self.confirmation_seed)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Time every configuration in three rounds; return the fastest readings and the seconds of the sweep."""
+        """Time every configuration in three rounds; return the minimum ns of each, and the total seconds."""
         start = time.perf_counter()
         family, rng = get_family(problem.family), np.random.default_rng(0)
         operands = family.operands(problem, rng)
@@ -135,7 +139,7 @@ class CpuDevice(TuningDevice):
 
 
 def _uses_threads(config: Config) -> bool:
-    """True if the tile splits the work over threads."""
+    """Tell whether the tile splits the work over several threads."""
     return config.size("threads_m") * config.size("threads_n") > 1
 
 
@@ -170,7 +174,7 @@ class CpuTrial:
             return self._time(run)
 
     def _time(self, run: Callable[[], Array]) -> TrialResult:
-        """Time a configuration and the default interleaved; scale the ratio to the first reading of the default."""
+        """Time a configuration interleaved with the default, and scale by the default's first time."""
         self._default_run()
         rough_ns = min(one_run(run), one_run(run))
         calls = int(min(max(_UNIT_NS / rough_ns, 1), _MAX_CALLS))
@@ -182,7 +186,7 @@ class CpuTrial:
         return TrialResult(self._default_ns * min(ratio, 1.03 * steady), self._default_ns)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Time the configurations and the default interleaved; the median of the faster half of readings counts."""
+        """Time configurations and the default interleaved; return the median of each one's faster half."""
         assert self._default_ns is not None
         with running_on(self.problem.threads):
             runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]
@@ -194,14 +198,14 @@ class CpuTrial:
 
 
 class WorkerTrial:
-    """Times configurations in a worker process that may crash; each has `limit_s` seconds."""
+    """Times configurations in a worker process that may crash; each is stopped after `limit_s` seconds."""
 
     def __init__(self, worker: Worker, problem: Problem, default: Config, limit_s: float, seed: int = 0) -> None:
         self._worker, self._task, self.limit_s = worker, (problem.key, default.key, seed), limit_s
         self._is_warm = False
 
     def measure(self, config: Config) -> TrialResult:
-        """Send a configuration to the worker and wait for the result; "failed" if the process ends or hangs."""
+        """Measure a configuration in the worker; the status is "failed" if the worker crashes or hangs."""
         seconds = self.limit_s + (0.0 if self._is_warm else START_SECONDS)
         self._worker.submit((*self._task, config.key), seconds)
         messages: list[Any] = []
@@ -218,7 +222,7 @@ class WorkerTrial:
 
 
 def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:
-    """Main loop of the worker: receive (problem, default, seed, configuration), send the values of a TrialResult."""
+    """Main loop of the worker: receive (problem, default, seed, configuration), send a TrialResult's values."""
     for name in plugins:
         __import__(name)
     trials: dict[tuple[str, str, int], CpuTrial] = {}
@@ -237,7 +241,7 @@ def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:
 
 @contextlib.contextmanager
 def cpu_worker(plugins: tuple[str, ...] = ()) -> Iterator[Worker]:
-    """Run a worker process until the end of the block."""
+    """Provide a worker process inside the block; it loads these plug-ins."""
     worker = Worker(serve, plugins)
     try:
         yield worker
