@@ -40,7 +40,7 @@ def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
 
 
 def _default_tile(x: Array, w: Array, *args: Any, **options: Any) -> ConvTile:
-    """Return the tile that the formula for this shape gives; `options` are stride, padding and so on."""
+    """Return the tile that the analytical formula chooses; `options` are stride, padding and so on."""
     from tilewise.backend.tiled.conv2d import TiledConv2d, conv2d_shape
 
     assert native is not None
@@ -48,7 +48,7 @@ def _default_tile(x: Array, w: Array, *args: Any, **options: Any) -> ConvTile:
 
 
 def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[str, ConvTile | None]:
-    """Name the shapes, the instruction set and the algorithm of a convolution, with its default tile."""
+    """Describe in a sentence which native algorithm runs this convolution; also return its default tile, or None."""
     assert native is not None
     if x.size == 0 or w.size == 0:
         return "it is float32 and empty", None

@@ -55,8 +55,8 @@ def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...
     return None if key is None else (key[0], "float32", key[1])
 
 
-def _transposed(x: Array) -> bool:
-    """Tell whether a matrix is stored by columns, so that kernels read it as a transposed operand."""
+def _is_column_major(x: Array) -> bool:
+    """Tell whether a matrix is column-major, so that kernels read it as a transposed row-major one."""
     strides, itemsize = x.strides, x.itemsize
     return len(strides) > 1 and strides[-1] != itemsize and strides[-2] == itemsize
 
@@ -76,7 +76,7 @@ def default_matmul_tile(a: Array, b: Array) -> TileConfig:
 
 
 def _tile_config(sizes: tuple[Any, ...]) -> TileConfig:
-    """Make a `TileConfig` of the numbers that the native library returns."""
+    """Convert the tuple of numbers that the native library returns to a `TileConfig`."""
     from tilewise.backend.tiled.matmul import TileConfig
 
     return TileConfig(*sizes)
@@ -87,7 +87,7 @@ def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConf
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     m, n, k = _sizes(a, b)
-    layout = "".join("t" if _transposed(x) else "n" for x in (a, b))
+    layout = "".join("t" if _is_column_major(x) else "n" for x in (a, b))
     product = f"float32 {m}x{k} by {k}x{n} ({layout}) on {native.isa()}"
     if path == "tiled":
         return f"{product} runs the tiled kernel", _tile_config(tile)

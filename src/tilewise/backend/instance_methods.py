@@ -7,13 +7,13 @@ from tilewise.errors import ConfigurationError
 
 
 class ExplainsMethods(type):
-    """Metaclass of classes whose methods people call without making an instance: the error says to make one.
+    """Metaclass whose classes raise a clear error if a method is called on the class instead of an instance.
 
     Attributes of instances are not looked up here, so their method calls cost nothing more.
     """
 
     def __getattribute__(cls, name: str) -> object:
-        """Return a method that checks for an instance first; any other attribute as it is."""
+        """Wrap a method, so that a call without an instance raises a clear error; return others as is."""
         value = super().__getattribute__(name)
         if name.startswith("_") or not isinstance(value, FunctionType):
             return value
@@ -22,6 +22,7 @@ class ExplainsMethods(type):
 
         @wraps(value)
         def method(*args: object, **options: object) -> object:
+            """Call the method, or raise ConfigurationError if the first argument is not an instance."""
             if not args or not isinstance(args[0], cls):
                 call = f"{cls.__name__}(...).{name}(...)"
                 raise ConfigurationError(f"{cls.__name__}.{name} belongs to an instance: make one first, as in {call}")

@@ -44,12 +44,12 @@ def matmul_naive(a: Array, b: Array) -> Array:
 
 def matmul_compiled(a: Array, b: Array) -> Array:
     """Multiply with the same three loops, compiled."""
-    return _rung("ladder_naive", a, b)
+    return _native_rung("ladder_naive", a, b)
 
 
 def matmul_reordered(a: Array, b: Array) -> Array:
     """Multiply with the loops over columns and depth exchanged, so that memory is read sequentially."""
-    return _rung("ladder_reordered", a, b)
+    return _native_rung("ladder_reordered", a, b)
 
 
 def matmul_blocked(a: Array, b: Array, block_size: Block = 64) -> Array:
@@ -67,7 +67,7 @@ def matmul_blocked(a: Array, b: Array, block_size: Block = 64) -> Array:
 
 def matmul_packed(a: Array, b: Array) -> Array:
     """Multiply blocks packed in the order they are read, with a 4×3 tile of the result in registers."""
-    return _rung("ladder_packed", a, b)
+    return _native_rung("ladder_packed", a, b)
 
 
 def matmul_vectorised(a: Array, b: Array) -> Array:
@@ -106,7 +106,7 @@ def _float32_only(a: Array, b: Array, **_options: Any) -> str | None:
 
 
 def _register(name: str, rung: Callable[[Array, Array], Array]) -> None:
-    """Register a rung (a function of two float32 matrices) as a `matmul` with batches and epilogue."""
+    """Register a rung, a product of two float32 matrices, as an implementation of `matmul`."""
 
     @implements("matmul", name, _float32_only)
     def matmul(
@@ -120,7 +120,7 @@ _register("naive", matmul_naive)
 
 
 def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """Apply `rung` to every matrix of a batch, with NumPy's rules for vectors and broadcasting."""
+    """Apply `rung` to every matrix of a batch, by NumPy's rules for vectors and broadcasting."""
     left, right = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     try:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -134,8 +134,8 @@ def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array
     return np.asarray(out if a.ndim > 1 else out[..., 0] if b.ndim == 1 else out[..., 0, :])
 
 
-def _rung(name: str, a: Array, b: Array) -> Array:
-    """Multiply two matrices with the native function `name`; raise `UnavailableError` without the extension."""
+def _native_rung(name: str, a: Array, b: Array) -> Array:
+    """Multiply by the native function called `name`; raise `UnavailableError` without the extension."""
     a, b = _check_operands(a, b)
     if native is None:
         raise UnavailableError("this rung of the ladder needs the compiled kernels; install g++ and reinstall")
@@ -156,7 +156,7 @@ def _check_operands(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _checked_block(block: Block) -> tuple[int, int, int]:
-    """Expand one block size to three and check them: (rows, columns, depth), each at least 1."""
+    """Expand a block size to (rows, columns, depth) and check that each is at least 1."""
     sizes = tuple(block) if isinstance(block, Sequence) else (block, block, block)
     if len(sizes) != 3 or not all(isinstance(s, int | np.integer) and s >= 1 for s in sizes):
         raise ConfigurationError(f"block must be a positive size, or three (rows, columns, depth), not {block!r}")
@@ -164,7 +164,7 @@ def _checked_block(block: Block) -> tuple[int, int, int]:
 
 
 def _blocked_numpy(a: Array, b: Array, bm: int, bn: int, bk: int) -> Array:
-    """Multiply block by block, so that the blocks in use stay in cache."""
+    """Multiply in blocks of (bm, bk) by (bk, bn) with NumPy."""
     out = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for i in range(0, a.shape[0], bm):
         for p in range(0, a.shape[1], bk):

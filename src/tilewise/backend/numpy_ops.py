@@ -30,7 +30,10 @@ _silent = np.errstate(all="ignore")
 
 @cache
 def _erf_polynomial(degree: int) -> tuple[float, ...]:
-    """Return coefficients of p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1, fitted at Chebyshev points."""
+    """Return coefficients of a polynomial p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1.
+
+    It is fitted at Chebyshev points.
+    """
     angles = np.pi * (np.arange(200) + 0.5) / 200
     scaled = [_scaled_erfc(x) for x in 4 / (np.cos(angles) + 1) - 2]
     # Chebyshev polynomials are orthogonal at these points, so the least-squares fit needs only sums. numpy.polynomial
@@ -139,14 +142,14 @@ def _windows(x: Array, kernel: Pair, stride: Pair) -> Array:
 
 
 def _unfold(x: Array, kernel: Pair, stride: Pair, padding: Pair, groups: int) -> Array:
-    """Copy patches into columns (im2col): (G, C/G*kh*kw, N*Ho*Wo)."""
+    """Copy all windows into columns (im2col): (groups, C/groups*kh*kw, N*Ho*Wo)."""
     windows = _windows(_padded(x, padding), kernel, stride)
     n, c, ho, wo, kh, kw = windows.shape
     return windows.transpose(1, 4, 5, 0, 2, 3).reshape(groups, c // groups * kh * kw, n * ho * wo)
 
 
 def _by_group(y: Array, groups: int) -> Array:
-    """Rearrange (N, C, H, W) to (G, C/G, N*H*W)."""
+    """Rearrange (N, C, H, W) to (groups, C/groups, N*H*W)."""
     n, c, h, w = y.shape
     return y.transpose(1, 0, 2, 3).reshape(groups, c // groups, n * h * w)
 
@@ -272,7 +275,7 @@ def avg_pool2d_grad(gy: Array, x_shape: tuple[int, ...], *, kernel: Pair, stride
 
 
 def _row_max(x: Array) -> Array:
-    """Maximum of each row; -inf for an empty row."""
+    """Return the maximum along the last axis, which stays with size 1; -inf for empty rows."""
     return np.asarray(x.max(axis=-1, keepdims=True, initial=-math.inf))
 
 
@@ -315,7 +318,7 @@ def log_softmax_grad(y: Array, gy: Array) -> Array:
 @implements("layer_norm", "numpy")
 @_silent
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Normalise each row; also return each row's mean and reciprocal standard deviation."""
+    """Normalise over the last axis; also return each row's mean and reciprocal standard deviation."""
     if not x.shape[-1]:
         undefined = np.full(x.shape[:-1], np.nan, x.dtype)  # the mean of an empty row
         return x.copy(), undefined, undefined.copy()
@@ -365,8 +368,8 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 # --- attention ---
 
 
-def _scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) -> Array:
-    """Return scaled and masked attention scores; a causal query sees keys up to its own position from the end."""
+def _attention_scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) -> Array:
+    """Return scaled, masked attention scores (B, H, T, S); causal queries are aligned to the last keys."""
     scores = (q @ k.swapaxes(-1, -2)) * q.dtype.type(scale)  # (B, H, T, S)
     t, s = scores.shape[-2:]
     if causal:
@@ -376,8 +379,8 @@ def _scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) 
     return np.asarray(scores, q.dtype)
 
 
-def _weights(scores: Array, logsumexp: Array) -> Array:
-    """Compute exp(score - logsumexp); rows in which every key is masked get weights of 0."""
+def _attention_weights(scores: Array, logsumexp: Array) -> Array:
+    """Return the attention weights exp(score - logsumexp); zeros in rows where every key is masked."""
     all_masked = np.isneginf(logsumexp)[..., None]
     return np.asarray(np.where(all_masked, scores.dtype.type(0), np.exp(scores - logsumexp[..., None])))
 
@@ -388,9 +391,9 @@ def attention(
     q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None = None, scale: float | None = None
 ) -> tuple[Array, Array]:
     """Compute attention of q (B, H, T, D) over k, v (B, H, S, D); also return the log-sum-exp of scores (B, H, T)."""
-    scores = _scores(q, k, causal, mask, _default_scale(q, scale))
+    scores = _attention_scores(q, k, causal, mask, _default_scale(q, scale))
     logsumexp = _logsumexp(scores)[..., 0]
-    return _weights(scores, logsumexp) @ v, logsumexp
+    return _attention_weights(scores, logsumexp) @ v, logsumexp
 
 
 @implements("attention_grad", "numpy")
@@ -410,7 +413,7 @@ def attention_grad(
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients of q, k and v by recomputing the attention weights (Dao et al. 2022, section 3.1)."""
     scale = _default_scale(q, scale)
-    p = _weights(_scores(q, k, causal, mask, scale), logsumexp)
+    p = _attention_weights(_attention_scores(q, k, causal, mask, scale), logsumexp)
     # Row sums of p * (gout @ vᵀ), computed from the output: sum_j p_j (gout · v_j) = gout · out.
     delta = (gout * out).sum(axis=-1, keepdims=True)
     gscores = p * (gout @ v.swapaxes(-1, -2) - delta) * q.dtype.type(scale)

@@ -48,14 +48,14 @@ class Record(NamedTuple):
 
 
 def note_read(array: Any) -> None:
-    """Note that the numbers of an array leave the framework: what is computed from them is not traced."""
+    """Tell tracers that an array's values leave the framework: what is computed from them is not traced."""
     layers = value_readers.get()
     if layers is not None and any(tracer.is_traced(array) for tracer in tracers):
         layers.append(running_layer())
 
 
 class _ThreadState:
-    """State of one thread: its recorders, the running layer, and the layer names of the outermost model."""
+    """Recording state of one thread: its recorders, the running layer, and the layers' names."""
 
     __slots__ = ("appends", "changes", "complete", "kernels", "layer", "module", "names", "recorders", "root", "thread")
 
@@ -72,14 +72,14 @@ class _ThreadState:
         self.complete = False  # the names were collected again during the running call of the root
 
     def update_recorders(self) -> None:
-        """Find this thread's recorders after one was attached or detached."""
+        """Look up the recorders of this thread again, after one was attached or detached."""
         self.changes = recorders.changes
         self.recorders = [r for r in recorders if r.owner == self.thread] or recorders
         self.appends = [r.records.append for r in self.recorders]
         self.root = _no_model  # layers may have been renamed since
 
     def path_of(self, layer: Any) -> str:
-        """Return the dotted name of a layer in the outermost running model.
+        """Return the dotted name of a layer in the outermost model that is running.
 
         A layer that is not part of that model gets its class name, below the layer that called it.
         """
@@ -118,20 +118,20 @@ _thread = _Thread()
 
 
 def release() -> None:
-    """Forget this thread's recorders after one was detached, so that its list of records is freed."""
+    """Drop this thread's references to recorders, so that a detached one is freed."""
     _thread.state.update_recorders()
 
 
 def running_layer() -> str:
-    """Dotted name of the layer that runs on this thread; "" outside layers and when nothing records."""
+    """Return the dotted name of the layer running on this thread; "" outside of layers or without recorders."""
     return _thread.state.layer
 
 
 _allocated: Callable[[], int] = (lambda: 0) if native is None else native.watch_allocated
 
 
-def _arrays(values: Any) -> Arrays:
-    """Return shapes and dtypes of the arrays in `values`: one array, or a tuple or list that may contain arrays."""
+def _array_specs(values: Any) -> Arrays:
+    """Return shape and dtype of every array in `values`: an array, or a tuple or list with arrays."""
     if isinstance(values, ndarray):
         return [values.shape, values.dtype]
     shapes_and_dtypes: Arrays = []
@@ -151,8 +151,8 @@ def _is_view(data: Any, source: Any) -> bool:
     return base is not None and (base is source or bool(np.may_share_memory(data, source)))
 
 
-def _passes_on(grads: Any, grad: Any) -> bool:
-    """True if every input gradient is the output gradient itself, as for an addition."""
+def _returns_same_gradient(grads: Any, grad: Any) -> bool:
+    """Tell whether every input gradient is the output gradient itself, as for an addition."""
     return isinstance(grads, tuple) and all(g is grad or g is None for g in grads)
 
 
@@ -160,7 +160,7 @@ def _passes_on(grads: Any, grad: Any) -> bool:
 
 
 def record_forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
-    """Run and record the forward function of an operation."""
+    """Run an operation's forward function and record it with its time and arrays."""
     here = _thread.state
     layer = step.recorded_layer = here.layer
     kernels, allocated = here.kernels, _allocated()
@@ -174,7 +174,7 @@ def record_forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
         allocated = _allocated() - allocated
         ins = outs = _NO_ARRAYS
         if kernels == here.kernels:  # otherwise the kernels have recorded the arrays
-            ins, outs = _arrays(arrays), _arrays(data)
+            ins, outs = _array_specs(arrays), _array_specs(data)
         view = step.is_view and _is_view(data, arrays[0])
         if here.changes != recorders.changes:
             here.update_recorders()
@@ -186,7 +186,7 @@ def record_forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
 
 
 def record_backward(step: Any, grad: Any) -> Any:
-    """Run and record the gradient of an operation, under the layer in which the operation ran."""
+    """Run an operation's gradient and record it, under the layer in which its forward ran."""
     here = _thread.state
     outer_layer = here.layer
     layer = here.layer = getattr(step, "recorded_layer", "")
@@ -202,8 +202,8 @@ def record_backward(step: Any, grad: Any) -> Any:
         allocated = _allocated() - allocated
         ins = outs = _NO_ARRAYS
         if kernels == here.kernels:
-            ins, outs = _arrays(grad), _arrays(grads)
-        view = _is_view(grads, grad) if step.is_view else _passes_on(grads, grad)
+            ins, outs = _array_specs(grad), _array_specs(grads)
+        view = _is_view(grads, grad) if step.is_view else _returns_same_gradient(grads, grad)
         if here.changes != recorders.changes:
             here.update_recorders()
         for append in here.appends:
@@ -212,7 +212,7 @@ def record_backward(step: Any, grad: Any) -> Any:
 
 
 def record_module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call and record a layer."""
+    """Call a layer and record the call with its time and arrays."""
     here = _thread.state
     path, kind = here.path_of(layer), type(layer)
     outer_layer, outer_module = here.layer, here.module
@@ -241,7 +241,7 @@ def record_module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) 
 
 
 def record_kernel(op: str, implementation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run and record an implementation chosen by the backend."""
+    """Run an implementation of `op` and record it with its time and arrays."""
     here = _thread.state
     here.kernels += 1
     allocated = _allocated()
@@ -253,7 +253,7 @@ def record_kernel(op: str, implementation: Any, args: tuple[Any, ...], kwargs: d
     finally:
         end = now()
         allocated = _allocated() - allocated
-        ins, outs = _arrays(args), _arrays(result)
+        ins, outs = _array_specs(args), _array_specs(result)
         # Replace arrays among the options, so that the record keeps none alive.
         options = {k: True if isinstance(v, ndarray) else v for k, v in kwargs.items()} if kwargs else kwargs
         strides = (args[0].strides, args[1].strides) if implementation.describe is not None and not failed else None
@@ -267,9 +267,9 @@ def record_kernel(op: str, implementation: Any, args: tuple[Any, ...], kwargs: d
 
 
 def record_timed_kernels(kernels: Sequence[tuple[str, str, int, int, Arrays, Arrays, Any]], returned_ns: int) -> None:
-    """Record kernels that a plan has timed: (operation, layer, start, end, inputs, outputs, details) of each.
+    """Record kernels that a plan has timed already: (operation, layer, start ns, end ns, inputs, outputs, details).
 
-    The plan's call returned at `returned_ns`; the time since then is the overhead of recording, of the last kernel.
+    The plan's call returned at `returned_ns`; the time since then counts as the last kernel's overhead of recording.
     """
     here = _thread.state
     if here.changes != recorders.changes:

@@ -118,7 +118,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         return self._table
 
     def _route(self) -> None:
-        """Rebuild the lists that `dispatch` searches: tiled implementations get their tiles from the chooser."""
+        """Rebuild the lists that `dispatch` searches, in which tiled implementations use the chooser."""
         self._routes = {
             op: [_with_chooser(entry, self._tile_chooser, self._table) for entry in entries]
             for op, entries in self._implementations.items()
@@ -140,7 +140,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
             self._route()
 
     def _add_defaults(self) -> None:
-        """Add the implementations that are registered by now, in the order of preference."""
+        """Add all implementations registered so far, in the order of preference."""
         ranks = _RANKS if self.only is None else {self.only: -1, _FALLBACK: 0}
         for entry in sorted(_DEFAULTS, key=lambda entry: ranks.get(entry.name, len(ranks))):
             entries = self._implementations.get(entry.op, [])
@@ -149,7 +149,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         self._route()
 
     def _complete(self) -> None:
-        """Import the implementations that most programs do not need: NumPy's and the ladder's."""
+        """Import the modules of rarely used implementations: NumPy's and the ladder's."""
         from tilewise.backend import ladder, numpy_ops, numpy_training  # noqa: F401 - registers their operations
 
         self._add_defaults()
@@ -204,7 +204,10 @@ class OptimizedBackend(metaclass=ExplainsMethods):
     def _with_arrays(
         self, entry: Implementation | None, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """Repeat a call that failed with the arrays of its tensors, or say which argument is wrong."""
+        """Repeat a failed call with Tensors replaced by their arrays.
+
+        If there are none, raise an error about the arguments.
+        """
         tensors = [hasattr(x, "requires_grad") for x in args]
         if entry is not None and any(tensors):
             arrays = [as_array(x) if is_tensor else x for x, is_tensor in zip(args, tensors, strict=True)]
@@ -219,7 +222,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         raise ConfigurationError(f"{entry.op}({names}) cannot run with these arguments: {error}") from error
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
-        """Say what `dispatch` would run for these arguments, and why."""
+        """Explain which implementation `dispatch` would run for these arguments, and why not the others."""
         selected = self.select(op, *args, **kwargs)
         rejected: dict[str, str] = {}
         for entry in self.implementations(op):
@@ -230,7 +233,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         return Explanation(op, selected.name, reason, rejected, tile)
 
     def _describe(self, selected: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
-        """Return a sentence about why an implementation runs on these arguments, and its tile (None without one)."""
+        """Return why an implementation runs on these arguments, in a sentence, and its tile or None."""
         if kwargs.get("tile") is not None:
             return "it supports these arguments, with the tile passed by the caller", kwargs["tile"]
         if "tile" not in kwargs:
@@ -247,7 +250,7 @@ _OPS_WITH_TABLE = ("matmul", "conv2d")  # operations whose compiled functions lo
 
 
 def _tile_table(chooser: TileChooser | None) -> Any:
-    """Create the native table that caches a chooser's answers, filled with its tuned tiles."""
+    """Create the native table that caches a chooser's tiles, preloaded with those already tuned."""
     if chooser is None or native is None:
         return None
     table = native.TileTable(chooser, getattr(chooser, "min_work", 0), getattr(chooser, "warm_up", 0))
@@ -258,7 +261,7 @@ def _tile_table(chooser: TileChooser | None) -> Any:
 
 
 def _with_chooser(entry: Implementation, chooser: TileChooser | None, table: Any) -> Implementation:
-    """Return a copy of an implementation that gets its tile from the chooser at every call."""
+    """Return a copy of an implementation that asks the chooser for its tile at every call."""
     if chooser is None or entry.tile_key is None:
         return entry
     if native is not None and entry.op in _OPS_WITH_TABLE and entry.run is getattr(native, entry.op):
@@ -275,7 +278,7 @@ def _with_chooser(entry: Implementation, chooser: TileChooser | None, table: Any
 def _tile_argument(
     entry: Implementation, chooser: TileChooser | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Ask the chooser; return {"tile": ...}, or {} if there is no chooser or tiles do not apply."""
+    """Return {"tile": chosen tile} for a call, or {} without a chooser or if tiles do not apply."""
     if chooser is None or entry.tile_key is None:
         return {}
     key = entry.tile_key(*args, **kwargs)
@@ -292,9 +295,10 @@ def implements(
     tile_key: Callable[..., tuple[tuple[int, ...], str, str] | None] | None = None,
     describe: Callable[..., tuple[str, Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that implements `op` in every backend created later."""
+    """Decorate a function to register it as implementation `name` of `op` in every backend created later."""
 
     def mark(run: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the function and return it unchanged."""
         _DEFAULTS.append(
             Implementation(op, name, run, unsupported_reason=unsupported_reason, tile_key=tile_key, describe=describe)
         )
@@ -304,7 +308,7 @@ def implements(
 
 
 class _Active:
-    """The active backend, created on first use, when all implementation modules have been imported."""
+    """Holder of the active backend, which is created at its first use."""
 
     backend: OptimizedBackend | None = None
     overrides = 0  # `use_backend` blocks that are active
@@ -318,7 +322,7 @@ def current_backend() -> OptimizedBackend:
 
 
 def is_default_backend() -> bool:
-    """Whether operations run on the kernels that tilewise chooses: no other backend, no registered implementation."""
+    """Tell whether operations run on tilewise's own choice of kernels: no other backend or implementation."""
     return not _Active.overrides and not current_backend().is_customized
 
 
@@ -340,7 +344,7 @@ def use_backend(backend: str | OptimizedBackend) -> Iterator[OptimizedBackend]:
 
 
 def named_backend(name: str) -> OptimizedBackend:
-    """Create the backend restricted to the implementations of this name."""
+    """Create a backend that uses the implementations called `name` where there are some."""
     backend = OptimizedBackend(only=name)
     names = {implementation.name for implementation in _DEFAULTS}
     if name not in names:

@@ -31,7 +31,7 @@ _WITHOUT_WRAPPER = (
 
 
 def _in_place_unsupported_reason(*args: Any, **_settings: Any) -> str | None:
-    """Say why the in-place kernel cannot take these arrays; None if it can."""
+    """Return why the in-place kernel cannot take these arrays; None if it can."""
     for array in args:
         if isinstance(array, np.ndarray) and (array.dtype != np.float32 or not array.flags.c_contiguous):
             return "the native kernel works in place on float32 arrays in C order"
@@ -81,7 +81,7 @@ def cross_entropy_grad(logits: Array, targets: Array, logsumexp: Array, row_weig
 
 
 def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
-    """Sum the rows of ``gout`` that belong to each of the table's ``rows`` rows."""
+    """Sum the gradients of looked-up rows, `gout` (ids, width), into a table of `rows` rows."""
     _check_rows(gout, ids, "embedding_grad")
     table = np.empty((rows, gout.shape[1]), np.float32)
     _kernels.embedding_grad(_c_order(gout, np.float32), _checked_ids(ids, rows, "ids"), table)
@@ -89,7 +89,7 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 
 
 def _attention_unsupported_reason(*arrays: Array, mask: Array | None = None, **_settings: Any) -> str | None:
-    """Say why the native attention kernels cannot take these arrays and this mask; None if they can."""
+    """Return why the native attention kernels cannot take these arguments; None if they can."""
     for array in arrays:
         if array.dtype != np.float32:
             return "the native kernels support only float32 arrays"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def is_enabled() -> bool:
-    """True unless the extension is missing or ``TILEWISE_TUNED=0``."""
+    """Tell whether tuned tiles are used: the extension exists and ``TILEWISE_TUNED`` is not 0."""
     return native is not None and os.environ.get("TILEWISE_TUNED", "1") != "0"
 
 
 def tuned_chooser() -> TileChooser | None:
-    """Load the tiles tuned or calibrated on this machine; None if there are none."""
+    """Return a chooser of the tiles tuned on this machine; None if there are none."""
     if native is None or not is_enabled():
         return None
     folder = cache_folder() / "tune"
@@ -38,7 +38,7 @@ def tuned_chooser() -> TileChooser | None:
 
 
 def calibration_offer() -> str | None:
-    """Return a line that suggests `tilewise calibrate`, once per machine before its first calibration; else None."""
+    """Return a line that suggests `tilewise calibrate`, once per machine; None afterwards or if calibrated."""
     folder = cache_folder() / "tune"
     marker = folder / "calibration-offered"
     try:

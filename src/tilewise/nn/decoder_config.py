@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def rotary_frequencies(pairs: int, base: float = 10000.0) -> Array:
-    """Radians per position for each of `pairs` pairs: from 1 down to almost 1 / base."""
+    """Return the rotation in radians per position of each of `pairs` pairs: base ** (-i / pairs)."""
     return (1.0 / base ** (np.arange(pairs) / max(1, pairs))).astype(np.float32)
 
 
@@ -84,7 +84,7 @@ class LlamaConfig:
             raise ConfigurationError(f"{self.layers} layers need as many windows, not {len(self.windows)}")
 
     def layer_frequencies(self, layer: int, length: int) -> Array:
-        """Return the rotary frequencies of a layer when up to `length` positions are used."""
+        """Return the rotary frequencies of a layer for sequences of up to `length` positions."""
         if self.windows[layer] and self.window_frequencies is not None:
             return self.window_frequencies
         if self.long_frequencies is not None and length > self.long_context:

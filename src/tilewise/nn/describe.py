@@ -20,7 +20,7 @@ def label(module: Module) -> str:
 
 
 def layer_names(model: Module) -> dict[str, str]:
-    """Map dotted names to names with labels: ``7`` to ``7 Conv2d(64→64, 3×3)``."""
+    """Map the dotted names of all layers to names with labels: ``7`` to ``7 Conv2d(64→64, 3×3)``."""
     return {name: f"{name} {label(module)}" for name, module in model.named_modules() if name}
 
 
@@ -35,7 +35,7 @@ def tree(module: Module) -> str:
 
 
 def _add_children(module: Module, lead: str, rows: list[tuple[str, str, str]]) -> None:
-    """Append a row per child module, depth first, to `rows`: tree drawing, name and own parameters."""
+    """Append a row (tree drawing and name, parameters, ...) per descendant to `rows`, depth first."""
     children = list(module.named_children())
     for name, child in children:
         last = child is children[-1][1]
@@ -44,7 +44,7 @@ def _add_children(module: Module, lead: str, rows: list[tuple[str, str, str]]) -
 
 
 def _own_parameters(module: Module) -> str:
-    """Format the shapes and the number of the module's own parameters."""
+    """Format shapes and count of a module's own parameters, without those of submodules."""
     from tilewise.nn.module import Parameter
 
     own = {name: value for name, value in vars(module).items() if isinstance(value, Parameter)}
@@ -55,7 +55,7 @@ def _own_parameters(module: Module) -> str:
 
 
 def _sizes(module: Any) -> list[str]:
-    """List the sizes that a label shows, by the attributes that the layer has."""
+    """Return the sizes for a layer's label, from whichever attributes it has."""
     sizes = []
     for inputs, outputs in (("in_channels", "out_channels"), ("in_features", "out_features")):
         if hasattr(module, inputs) and hasattr(module, outputs):
@@ -75,7 +75,7 @@ def _sizes(module: Any) -> list[str]:
 
 
 def _non_default_geometry(module: Any) -> list[str]:
-    """List stride, padding and groups if they differ from the defaults of the layer."""
+    """Return stride, padding and groups for a layer's label if they differ from the defaults."""
     is_pooling = not hasattr(module, "in_channels")
     defaults = {"stride": module.kernel_size if is_pooling else (1, 1), "padding": (0, 0)}
     values = [f"{name} {_short(getattr(module, name))}" for name in defaults if getattr(module, name) != defaults[name]]

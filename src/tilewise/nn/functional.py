@@ -28,7 +28,7 @@ def pair(size: Size) -> Pair:
 
 
 def sides(padding: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Normalise padding to (rows, columns), or to (top, left, bottom, right) if opposite sides differ."""
+    """Normalise padding to (rows, columns), or (top, left, bottom, right) if opposite sides differ."""
     if isinstance(padding, int) or len(padding) != 4:
         return pair(padding)  # type: ignore[arg-type]
     top, left, bottom, right = (int(side) for side in padding)

@@ -35,7 +35,7 @@ def needs_conversion(value: Any) -> bool:
 
 
 def call_with_arrays(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a module whose first input is another library's array; PyTorch in eval mode gets PyTorch tensors back."""
+    """Call a module whose first input is not a Tensor; in eval mode PyTorch tensors give PyTorch tensors."""
     dtype = next((p.dtype for p in module.parameters() if p.dtype.kind == "f"), None)
     tensors = [_as_tensor(module, value, dtype) for value in args]
     keywords = {name: _as_tensor(module, value, dtype) for name, value in kwargs.items()}
@@ -46,7 +46,7 @@ def call_with_arrays(module: Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _as_tensor(module: Module, value: Any, dtype: npt.DTypeLike | None) -> Any:
-    """Convert an array to a Tensor; other values stay as they are."""
+    """Convert an array or list to a Tensor; return other values unchanged."""
     if not needs_conversion(value):
         return value
     if _is_torch(value):
@@ -78,7 +78,7 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _as_torch(result: Any) -> Any:
-    """Convert the Tensors in a result to PyTorch tensors that share their memory."""
+    """Convert all Tensors in a result to PyTorch tensors that share their memory."""
     import torch
 
     if isinstance(result, Tensor):

@@ -90,7 +90,7 @@ class Conv2d(FusibleLayer):
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None = None
     ) -> Tensor:
-        """Convolve with another weight and bias, but this layer's geometry."""
+        """Convolve with other weights but this layer's stride, padding, groups and dilation."""
         return nn.functional.conv2d(
             x,
             weight,
@@ -105,11 +105,14 @@ class Conv2d(FusibleLayer):
 
     @property
     def is_even(self) -> bool:
-        """True for symmetric padding without dilation, the only case that integer and sparse kernels support."""
+        """Whether padding is symmetric and there is no dilation, as integer and sparse kernels require."""
         return len(self.padding) == 2 and self.dilation == (1, 1)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run this convolution fused with a batch norm or activation behind it; return how many layers ran, too."""
+        """Run this convolution fused with the batch norm or activation after it.
+
+        Return (result, number of layers run).
+        """
         norm = layers[1] if len(layers) > 1 else None
         if isinstance(norm, BatchNorm2d) and not norm.training and not is_grad_enabled():
             activation = fusable_activation(layers[2:3])
@@ -120,7 +123,7 @@ class Conv2d(FusibleLayer):
 
 
 def fusable_activation(next_layers: list[Module]) -> str | None:
-    """Name the activation that can be fused into a product: ReLU always, GELU if no gradient is recorded."""
+    """Return the name of the next layer's activation if it can be fused: ReLU, or GELU without gradients."""
     kind = type(next_layers[0]) if next_layers else None
     if kind is ReLU:
         return "relu"
@@ -128,7 +131,7 @@ def fusable_activation(next_layers: list[Module]) -> str | None:
 
 
 def fold_batch_norm(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the one convolution that equals `conv` followed by `norm` in eval mode."""
+    """Return weight and bias of the convolution equivalent to `conv` followed by `norm` in eval mode."""
     # norm(conv(x)) = scale · (w * x + b) + shift: scale the weight and the bias, and add the shift.
     scale = norm.weight._array / np.sqrt(norm.running_var._array + np.float32(norm.eps))
     shift = norm.bias._array - norm.running_mean._array * scale

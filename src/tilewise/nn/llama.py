@@ -65,7 +65,7 @@ def rotate(
 
 
 def make_norm(config: LlamaConfig) -> Module:
-    """Create a norm over the model's width."""
+    """Create the norm layer over the model's width that the configuration names."""
     norms: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
     return norms[config.norm](config.width, config.eps)
 
@@ -92,7 +92,7 @@ class GroupedQueryAttention(Module):
             self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.eps) for _ in range(2))
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
-        """Project, rotate and attend; `positions` (T,) or (B, T) default to 0 … T − 1."""
+        """Apply attention to x (B, T, C); `positions`, (T,) or (B, T), default to 0 … T − 1."""
         config, (b, t, _) = self.config, x.shape
         positions = np.arange(t) if positions is None else positions
         q, k, v = (
@@ -121,7 +121,7 @@ class GroupedQueryAttention(Module):
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Array, mask: Array | None) -> Tensor:
-        """Attend over (B, H, T, D), within the layer's window and with capped scores if the model has them."""
+        """Attend over heads (B, H, T, D), with the model's sliding window and score cap if any."""
         config, window = self.config, self.config.windows[self.index]
         if window or config.attention_cap:
             # The last key is that of the last position; (T, S) or (B, 1, T, S).
@@ -189,7 +189,10 @@ class Llama(Module):
     """
 
     def __init__(self, config: LlamaConfig, rng: Rng = None, layer: LinearFactory | None = None) -> None:
-        """Create the layers; a `layer` factory also means that the embeddings are filled in later."""
+        """Create the layers.
+
+        `layer` creates linear layers in place of `nn.Linear`, and embeddings are then filled in later.
+        """
         self.config = config
         self.vocab, self.context, self.heads = config.vocab, config.context, config.heads
         rng = np.random.default_rng(rng)
@@ -204,7 +207,10 @@ class Llama(Module):
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
-        """Compute logits for `ids`, whose first token is at `position` (one start for all rows, or one each)."""
+        """Compute logits (B, T, vocab) for token `ids` (B, T).
+
+        The first token is at `position`, one for all rows or one each. `past_kv` has one cache view per block.
+        """
         tokens = ids._array if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"Llama takes token ids of shape (B, T), not {tokens.shape}")

@@ -20,7 +20,7 @@ from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
 
 class WatchedTensor(Tensor):
-    """A tensor of a module, which counts how often its array was handed out: then somebody may have changed it."""
+    """Tensor that counts how often its array was handed out and may therefore have been changed."""
 
     __slots__ = ("exposures",)
 
@@ -94,13 +94,13 @@ class Module:
         structure.count += 1
 
     def _plan_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[npt.NDArray[Any]] | None:
-        """Return the inputs of a plan; None for a call that a plan cannot do."""
+        """Return a call's inputs as arrays for a plan; None if a plan cannot run this call."""
         if kwargs or not all(isinstance(value, Tensor) for value in args):
             return None
         return [value._array for value in args]
 
     def holds_weights(self) -> bool:
-        """Whether this module itself, not only a module inside it, has tensors."""
+        """Whether this module has tensors of its own, in contrast to those of its submodules."""
         return any(isinstance(value, Tensor) for value in vars(self).values())
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class Module:
         return (child for _, child in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Iterate over this module and all modules inside it, with dotted names."""
+        """Yield (dotted name, module) for this module and all its descendants."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
@@ -135,14 +135,14 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over parameters and saved state; a tensor with two dotted names is yielded under both."""
+        """Yield (dotted name, tensor) for parameters and buffers; a shared tensor appears under each name."""
         for prefix, module in self.named_modules():
             for name, value in vars(module).items():
                 if isinstance(value, Tensor):
                     yield f"{prefix}.{name}" if prefix else name, value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield every parameter once, with its dotted name."""
+        """Yield (dotted name, parameter), each parameter once."""
         visited: set[int] = set()
         for name, value in self.named_tensors():
             if isinstance(value, Parameter) and id(value) not in visited:
@@ -178,11 +178,14 @@ class Module:
     # --- saving ---
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Map names to tensors, which share memory with the module."""
+        """Return all tensors by dotted name; they share memory with the module."""
         return {name: tensor.detach() for name, tensor in self.named_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Copy tensors (tilewise, NumPy or PyTorch) into this module; names, shapes and dtype kinds must match."""
+        """Copy tensors (tilewise, NumPy or PyTorch) into this module; shapes and kinds of dtype must match.
+
+        With `strict`, the names must match too.
+        """
         own = dict(self.named_tensors())
         if strict and own.keys() != state.keys():
             raise ConfigurationError(_name_mismatch(set(own), set(state)))
@@ -193,7 +196,7 @@ class Module:
 
 
 def pack_parameters(parameters: Iterable[Parameter]) -> None:
-    """Move float32 parameters into one block of memory, each aligned to 64 bytes.
+    """Move float32 parameters into one contiguous block of memory, each aligned to 64 bytes.
 
     A model that is larger than the caches is then read sequentially, and NumPy uses huge pages for blocks of 4 MiB or
     more.
@@ -210,7 +213,7 @@ def pack_parameters(parameters: Iterable[Parameter]) -> None:
 
 
 def _name_mismatch(own: set[str], state: set[str]) -> str:
-    """Say which parameter names a state lacks and which it has too many."""
+    """Return a sentence about the names that are missing from `state` and those it has in excess."""
     problems = []
     if own - state:
         problems.append(f"lacks {_first_names(own - state)}")
@@ -225,7 +228,7 @@ def _first_names(names: Iterable[str]) -> str:
 
 
 def _checked_value(name: str, value: npt.NDArray[Any], own: Tensor) -> npt.NDArray[Any]:
-    """Return the value if it has the shape and kind of dtype of the parameter `own`; raise an error otherwise."""
+    """Return `value` if its shape and kind of dtype are those of the parameter `own`, else raise."""
     if value.shape != own.shape:
         raise ShapeError(f"{name} has shape {value.shape} in the state and {own.shape} in the model")
     if value.dtype.kind != own.dtype.kind:
@@ -268,7 +271,7 @@ class Sequential(Module):
         setattr(self, str(range(len(self))[index]), layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layers in order; a fusible layer may run some of the layers after it."""
+        """Run the layers in order; a fusible layer may run some of its successors as well."""
         remaining = self.layers()
         while remaining:
             first = remaining[0]
@@ -298,5 +301,5 @@ class FusibleLayer(Module):
     """A layer that can be fused with the layers after it."""
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run the first few of `layers` (this one first); return the result and the number of layers."""
+        """Run the first of `layers`, this one, and those fused with it; return (result, number of layers run)."""
         raise NotImplementedError

@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 
 def _check_trainable(inference_only: bool) -> None:
-    """Raise `GradientError` if the forward pass fused something that has no gradient."""
+    """Raise `GradientError` if the forward pass used a fusion that has no gradient."""
     if inference_only:
         raise GradientError(
             "activation='gelu' and residual= have no gradient; apply them as separate operations to train"
@@ -40,7 +40,7 @@ class Linear(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
-        """Compute activation(x @ weight.T + bias + residual); all leading axes of x count as rows."""
+        """Compute activation(x @ weight.T + bias + residual) for x (..., in): (..., out)."""
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"a linear layer with weight {weight.shape} cannot take an input of shape {x.shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
@@ -138,7 +138,7 @@ class Conv2d(Operation):
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
     def _dilated_grads(self, grad: Array) -> tuple[Array | None, Array | None]:
-        """Return the gradients of input and weight with dilation or asymmetric padding, by padding the image first."""
+        """Return the gradients of input and weight for dilation or asymmetric padding."""
         (dh, dw), dispatch = self.dilation, current_backend().dispatch
         top, left, bottom, right = self.padding if len(self.padding) == 4 else (*self.padding, *self.padding)
         h, w = self.x.shape[2:]
@@ -162,7 +162,7 @@ class Conv2d(Operation):
 def _check_dilated(
     x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], dilation: Pair, groups: int
 ) -> None:
-    """Raise ShapeError unless a convolution with dilation or asymmetric padding is possible."""
+    """Raise ShapeError unless these shapes allow a convolution with dilation or asymmetric padding."""
     top, left, bottom, right = padding if len(padding) == 4 else (*padding, *padding)
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups or min(dilation) < 1 or min(stride) < 1 or min(padding) < 0:
         raise ShapeError(
@@ -185,7 +185,7 @@ def _four_sizes(x: Array) -> tuple[int, int, int, int]:
 def _raise_conv_error(
     x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], groups: int
 ) -> None:
-    """Raise the ShapeError that describes what is wrong with these sizes."""
+    """Raise a ShapeError that explains why x and w cannot be convolved with these settings."""
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise ShapeError(f"conv2d with {groups} group(s) cannot apply weights {w} to an input of shape {x}")
     _check_windows(x, (w[2], w[3]), stride, (padding[0], padding[1]))
@@ -200,7 +200,7 @@ def _check_windows(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair
 
 
 def _check_pool(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:
-    """Raise `ShapeError` unless images of shape x can be pooled with these (height, width) settings."""
+    """Raise `ShapeError` unless images of shape x = (N, C, H, W) can be pooled with these settings."""
     if len(x) != 4:
         raise ShapeError(f"pooling takes (N, C, H, W), not {x}")
     _check_windows(x, kernel, stride, padding)
@@ -210,7 +210,7 @@ def _check_pool(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -
 
 class MaxPool2d(Operation):
     def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
-        """Pool images (N, C, H, W), remembering where each maximum was."""
+        """Pool images (N, C, H, W) by the maximum, whose positions are saved for the gradient."""
         _check_pool(x.shape, kernel, stride, padding)
         self.shape = x.shape
         y, self.argmax = current_backend().dispatch("max_pool2d", x, kernel=kernel, stride=stride, padding=padding)
@@ -319,7 +319,7 @@ class FixedNorm(Operation):
 
     @silent
     def forward(self, x: Array, weight: Array, bias: Array, *, mean: Array, var: Array, eps: float) -> Array:
-        """Normalize each channel (axis 1) by the mean and variance given, then scale by weight and add bias."""
+        """Normalize each channel (axis 1) by a constant mean and variance, then scale and shift by weight, bias."""
         _check_batch_norm(x.shape, weight.shape, bias.shape)
         self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
         self.x, self.weight, self.mean = x, weight, mean
@@ -380,7 +380,10 @@ class CrossEntropy(Operation):
 
     @silent
     def forward(self, logits: Array, *, targets: Array, reduction: str, ignore: int) -> Array:
-        """Compute -log softmax(logits)[target] per row, reduced by "mean", "sum" or "none"; `ignore` is no target."""
+        """Compute -log softmax(logits)[target] per row (N, C), reduced by "mean", "sum" or "none".
+
+        Rows whose target is `ignore` are left out.
+        """
         _check_targets(logits, targets, ignore)
         has_loss = targets != ignore
         self.logits, self.targets = logits, np.where(has_loss, targets, 0)
@@ -400,7 +403,7 @@ class CrossEntropy(Operation):
 
 
 def _check_targets(logits: Array, targets: Array, ignore: int) -> None:
-    """Raise an error unless targets are class numbers that fit the logits."""
+    """Raise unless targets are integer class indices, one per row of logits, or `ignore`."""
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ShapeError(f"cross entropy takes (N, C) logits and (N,) targets, not {logits.shape} and {targets.shape}")
     if targets.dtype.kind not in "iu":

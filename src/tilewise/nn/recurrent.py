@@ -23,9 +23,10 @@ Function = Callable[[Any], Any]
 def step(
     kind: str, x: Any, state: tuple[Any, ...], weight: Any, bias: Any, sigmoid: Function, activation: Function
 ) -> tuple[Any, ...]:
-    """Return the new state, hidden part first; x (B, gates · H) has the input's products, `weight` is (H, gates · H).
+    """Compute one time step of a recurrent layer; return the new state, hidden part first.
 
-    `bias` (H) is added to a GRU's product of the candidate, inside the reset gate.
+    `kind` is "LSTM", "GRU" or "RNN". x (B, gates · H) has the products of the input already; `weight` is (H, gates ·
+    H). `bias` (H) is added to a GRU's product of the candidate, inside the reset gate.
     """
     hidden, size = state[0], state[0].shape[-1]
     if kind == "gru_reset_first":
@@ -48,7 +49,10 @@ def step(
 
 
 def input_bias(kind: str, bias: Any, size: int, join: Callable[[list[Any]], Any]) -> Any:
-    """Return the bias (gates · H) of the input's products from both biases (2 · gates · H)."""
+    """Return the part (gates · H) of both biases (2 · gates · H) that can be added to the input's products.
+
+    `join` concatenates arrays or tensors; `size` is H.
+    """
     gates = GATES[kind] * size
     before, hidden = bias[:gates], bias[gates:]
     # The hidden bias of a GRU's candidate is inside the reset gate; all others add to the input's.
@@ -72,7 +76,7 @@ class Recurrent(Operation):
     def forward(
         self, x: Array, weight: Array, recurrent: Array, bias: Array, *state: Array, kind: str, reverse: bool
     ) -> Array:
-        """Compute the steps with NumPy."""
+        """Compute all time steps with NumPy; `reverse` runs from the last to the first."""
         self.arrays, self.kind, self.reverse = (x, weight, recurrent, bias, *state), kind, reverse
         size, relu = recurrent.shape[-1], kind == "rnn_relu"
         products = x @ weight.T + input_bias(kind, bias, size, np.concatenate)
@@ -89,7 +93,7 @@ class Recurrent(Operation):
         return hidden
 
     def backward(self, grad: Array) -> Grads:
-        """Run the steps again as tensors, and return their gradients."""
+        """Return the gradients by running the steps again with autograd."""
         inputs = [Tensor(array, requires_grad=True) for array in self.arrays]
         unrolled(*inputs, kind=self.kind, reverse=self.reverse).backward(grad)
         return tuple(None if tensor.grad is None else tensor.grad.data for tensor in inputs)
@@ -98,7 +102,7 @@ class Recurrent(Operation):
 def unrolled(
     x: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, *state: Tensor, kind: str, reverse: bool
 ) -> Tensor:
-    """Compute `Recurrent` step by step with tensor operations."""
+    """Compute the same as `Recurrent` by tensor operations, one step at a time, for its gradient."""
     size, relu = recurrent.shape[-1], kind == "rnn_relu"
     products = x @ weight.transpose(0, 1) + input_bias(kind, bias, size, lambda biases: cat(biases, 0))
     matrix, shift = recurrent.transpose(0, 1), bias[-size:]

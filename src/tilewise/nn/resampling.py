@@ -36,7 +36,7 @@ class ConvTranspose2d(Operation):
         output_padding: Pair,
         groups: int,
     ) -> Array:
-        """Check the sizes and run the convolution's input gradient."""
+        """Compute the transposed convolution as the input gradient of a convolution; sizes are checked."""
         if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[0] or groups < 1 or len(weight) % groups:
             raise ShapeError(f"filters {weight.shape} in {groups} group(s) cannot be transposed over {x.shape}")
         if min(stride) < 1 or min(padding) < 0 or any(e < 0 or e >= s for e, s in zip(output_padding, stride)):  # noqa: B905
@@ -72,7 +72,7 @@ class Dilate(Operation):
     """Insert `step` - 1 zeros between the taps of filters, as a dilated convolution needs."""
 
     def forward(self, weight: Array, *, step: Pair) -> Array:
-        """Insert step - 1 zeros between the elements of filters, along height and width."""
+        """Insert step - 1 zeros between neighbouring elements of filters along height and width."""
         self.step = step
         kh, kw = weight.shape[-2:]
         out = np.zeros((*weight.shape[:-2], (kh - 1) * step[0] + 1, (kw - 1) * step[1] + 1), weight.dtype)
@@ -85,7 +85,7 @@ class Dilate(Operation):
 
 @dataclass(frozen=True)
 class Taps:
-    """Input positions that each output position of an axis reads, (taps, size), and their weights."""
+    """Input positions that each output position of an axis reads, and their weights: both (taps, size)."""
 
     positions: Array
     weights: Array
@@ -116,13 +116,13 @@ class Resample(Operation):
 
 
 def nearest_taps(coordinates: Array, size: int) -> Taps:
-    """One tap at each coordinate; coordinates are whole numbers, and those outside are clipped."""
+    """Return one tap per coordinate, which is an integer; those outside of the axis are clipped."""
     positions = np.clip(coordinates, 0, size - 1).astype(np.intp)
     return Taps(positions[None], np.ones((1, len(positions))))
 
 
 def linear_taps(coordinates: Array, size: int) -> Taps:
-    """Return the two input positions around each coordinate with linear weights; those outside are clipped."""
+    """Return the two input positions around each coordinate with linear weights; positions are clipped."""
     inside = np.clip(coordinates, 0, size - 1)
     below = np.minimum(np.floor(inside), max(size - 2, 0)).astype(np.intp)
     fraction = inside - below
@@ -146,7 +146,7 @@ def cubic_taps(coordinates: Array, size: int, a: float = -0.75, exclude_outside:
 
 
 def image_taps(size: int, output_size: int, scale: float, mode: str, align_corners: bool) -> Taps:
-    """Return the taps of one axis with the coordinates of PyTorch's `interpolate`."""
+    """Return the taps that resize one axis, with the coordinates of PyTorch's `interpolate`."""
     out = np.arange(output_size, dtype=np.float64)
     if mode == "nearest":
         return nearest_taps(np.floor(out / scale), size)

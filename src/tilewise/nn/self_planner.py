@@ -45,7 +45,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.gene
 
 
 class SelfPlanner:
-    """The plans of one module, stored as an attribute of it. A copy of the module gets an empty planner."""
+    """The compiled plans of one module, which stores it as an attribute; a copied module starts without plans."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -61,7 +61,7 @@ class SelfPlanner:
         return SelfPlanner, ()
 
     def call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the module with a plan if there is one or one can be made, else layer by layer."""
+        """Call a module by its plan if there is or can be one for these inputs, else layer by layer."""
         if self.is_single_layer(module):
             return module.forward(*args, **kwargs)
         result: Any = self.run(module, args, kwargs)
@@ -73,14 +73,14 @@ class SelfPlanner:
         return result
 
     def is_single_layer(self, module: Module) -> bool:
-        """Tell whether a module has fewer than two layers with weights: a plan would save nothing."""
+        """Tell whether a module has fewer than two layers with weights, so that a plan gains nothing."""
         if self._counted_at != structure.count:
             self._is_single = sum(layer.holds_weights() for layer in module.modules()) < 2
             self._counted_at = structure.count
         return self._is_single
 
     def run(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """Return the planned result, or None if the module has to run layer by layer."""
+        """Run the module's plan for these inputs; None if it has to run layer by layer."""
         if self._pause > 0:
             self._pause -= 1
             return None
@@ -99,7 +99,7 @@ class SelfPlanner:
         return _wrap(state.plans[tuple([array.dtype for array in arrays])](*arrays))
 
     def _prepare(self, module: Module, arrays: list[Array], key: InputKey) -> _Planned | None:
-        """Plan the module for these inputs; None if that is impossible or not worth it now."""
+        """Compile a plan for these inputs; None if that is impossible or not worth it yet."""
         with self._lock:
             state = self._state
             if state is not None and not state.watch.is_unchanged(module):
@@ -119,7 +119,10 @@ class SelfPlanner:
             return state if key in state.calls else None
 
     def _is_worth_planning(self, state: _Planned, key: InputKey) -> bool:
-        """Tell whether to plan a shape now; after several shapes that came only once, one has to come twice."""
+        """Tell whether to compile for this input shape now.
+
+        If many shapes came only once, wait until it comes again.
+        """
         if key in state.calls or sum(count < 2 for count in state.calls.values()) < _MAX_UNUSED:
             return True
         if len(self._sightings) > 8 * _MAX_SHAPES:
@@ -128,23 +131,26 @@ class SelfPlanner:
         return self._sightings[key] > 1
 
     def _retire(self, state: _Planned) -> None:
-        """Forget the plans of a module that changed; wait longer the less the plans were used."""
+        """Discard the plans of a module whose weights have changed.
+
+        The next plans come later if these were little used.
+        """
         if sum(state.calls.values()) >= _WORTH:
             self._last_pause = 1
         self._state, self._doubt = None, "its weights or attributes changed"
         self._wait()
 
     def _wait(self) -> None:
-        """Run layer by layer for twice as many calls as the last time."""
+        """Run layer by layer for the next calls, twice as many as at the last change of weights."""
         self._pause = self._last_pause = min(2 * self._last_pause, _MAX_PAUSE)
 
     def tensors(self, module: Module) -> list[Any]:
-        """Return the tensors of the module, without a walk through its layers if it is planned."""
+        """Return all tensors of the module, from the plan's record if there is one."""
         state = self._state
         return [tensor for _, tensor in module.named_tensors()] if state is None else state.watch.tensors
 
     def lines(self, module: Module) -> list[str]:
-        """Return one line for each input shape the module was called with: its plan, or why there is none."""
+        """Return a line for each input shape of past calls: how it runs, and why there is no plan."""
         state = self._state
         if self.is_single_layer(module):
             return ["has a single layer with weights, which needs no plan"]
@@ -162,7 +168,7 @@ class SelfPlanner:
 
 @dataclass
 class _Planned:
-    """Plans that were made of one state of a module's weights."""
+    """Plans that were compiled for one state of a module's weights."""
 
     watch: WeightWatch
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)  # by the dtypes of the inputs
@@ -170,7 +176,7 @@ class _Planned:
     reasons: dict[InputKey, str] = field(default_factory=dict)  # why an input has no plan
 
     def compile(self, module: Module, arrays: list[Array], key: InputKey) -> None:
-        """Plan the module for these inputs, or note why that is impossible."""
+        """Compile the module for these inputs, or record why that is impossible."""
         reason = unplannable_reason(module, arrays, self.watch)
         if not reason:
             try:
@@ -188,7 +194,7 @@ class _Planned:
             del self.calls[next(iter(self.calls))]
 
     def _add(self, module: Module, arrays: list[Array]) -> str:
-        """Plan the module for these inputs; return why the plan would be wrong for other inputs, or ""."""
+        """Compile the module and test the plan; return why it would be wrong for other inputs, or ""."""
         from tilewise.graph.plan import SelfPlan
 
         dtypes = tuple([array.dtype for array in arrays])
@@ -212,10 +218,10 @@ class _Planned:
 
 
 class WeightWatch:
-    """Notices changes of a module: of its attributes, its layers, and the numbers in its tensors."""
+    """Detects changes of a module's attributes, layers and weights."""
 
     def __init__(self, module: Module) -> None:
-        """Remember the attributes, counts and, where nothing counts, the numbers of a module."""
+        """Record a module's attributes, and of each tensor a version counter or else its numbers."""
         # The root is not stored: a module that refers to itself would be freed late.
         self._attributes = [(layer, _attributes(layer)) for layer in module.modules() if layer is not module]
         self._own_attributes = _attributes(module)
@@ -233,18 +239,18 @@ class WeightWatch:
         for layer in module.modules():
             self._add_attributes(layer)
         self._is_too_large = sum(map(_bytes, self._plain)) > _MAX_COMPARED
-        self._contents = [] if self._is_too_large else list(map(_contents, self._plain))
+        self._recorded_bytes = [] if self._is_too_large else list(map(_content_bytes, self._plain))
         self._copies = [copy.copy(container) for container in self._containers]
         self.renew()
 
     def renew(self) -> None:
-        """Remember the current versions of all weights as those of the planned module."""
+        """Record the current state of all weights as the one that plans were compiled from."""
         self.structure = structure.count
         self._exposures = [tensor.exposures for tensor in self.tensors]
         self._versions = [tensor._version[0] for tensor in self.tensors]
 
     def is_unchanged(self, module: Module) -> bool:
-        """Tell whether the module computes what it did when `renew` was called."""
+        """Tell whether nothing has changed in the module since `renew`."""
         if self.structure != structure.count:
             if not self.has_same_attributes(module):
                 return False
@@ -252,12 +258,12 @@ class WeightWatch:
         return (
             [tensor.exposures for tensor in self.tensors] == self._exposures
             and [tensor._version[0] for tensor in self.tensors] == self._versions
-            and (not self._plain or list(map(_contents, self._plain)) == self._contents)
+            and (not self._plain or list(map(_content_bytes, self._plain)) == self._recorded_bytes)
             and self._containers == self._copies
         )
 
     def _add_attributes(self, layer: Module) -> None:
-        """Watch the attributes of a class that is not tilewise's: their changes have no other witness."""
+        """Record the attributes of a layer of a user's class, changes of which are not counted."""
         if _is_own(layer):
             return
         for name, value in _attributes(layer).items():
@@ -270,19 +276,19 @@ class WeightWatch:
                 self._odd_attribute = f"{type(layer).__name__}.{name} is a {type(value).__name__}"
 
     def has_same_attributes(self, module: Module) -> bool:
-        """Tell whether the module has the same layers, and each of them the same attributes, as before."""
+        """Tell whether the module has the same layers with the same attributes as recorded."""
         layers = [layer for layer in module.modules() if layer is not module]
         return (
-            _equal(_attributes(module), self._own_attributes)
+            _same_attributes(_attributes(module), self._own_attributes)
             and len(layers) == len(self._attributes)
             and all(
-                layer is expected_layer and _equal(_attributes(layer), attributes)
+                layer is expected_layer and _same_attributes(_attributes(layer), attributes)
                 for layer, (expected_layer, attributes) in zip(layers, self._attributes, strict=True)
             )
         )
 
     def reason_not_to(self) -> str:
-        """Return why changes of this module could not be noticed, or ""."""
+        """Return why changes of this module could go unnoticed, or "" if none can."""
         if self._odd_attribute:
             return f"{self._odd_attribute}, whose changes cannot be noticed"
         if self._is_too_large:
@@ -294,8 +300,8 @@ _example = Tensor(np.zeros(1, np.float32))
 _SOLE_OWNER = sys.getrefcount(_example._array)  # references to an array that only its tensor has
 
 
-def _contents(holder: Any) -> bytes:
-    """Return the bytes of a tensor or an array."""
+def _content_bytes(holder: Any) -> bytes:
+    """Return the content of a tensor or array as bytes."""
     array: Array = holder._array if isinstance(holder, Tensor) else holder
     return array.tobytes()
 
@@ -310,13 +316,13 @@ def _is_own(module: Module) -> bool:
 
 
 def _attributes(module: Module) -> dict[str, Any]:
-    """Return the attributes that a plan depends on; `training` may be that of the class."""
+    """Return the attributes of a module that affect what it computes, by name."""
     own = {name: value for name, value in vars(module).items() if name not in ("_planner", "_engines")}
     return own | {"training": module.training}
 
 
-def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Tell whether two dicts of module attributes hold the same objects, or equal numbers and words."""
+def _same_attributes(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Tell whether two attribute dicts have the same objects, or equal numbers and strings, under each name."""
     if now.keys() != before.keys():
         return False
     pairs = ((value, before[name]) for name, value in now.items())
@@ -324,7 +330,7 @@ def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def unplannable_reason(module: Module, arrays: list[Array], watch: WeightWatch) -> str:
-    """Return why a module cannot be planned for these inputs, before anything is tried; "" if it may be."""
+    """Return why a module cannot be planned for these inputs, as known without trying; else ""."""
     if native is None:
         return "the compiled kernels are not installed"
     if any(layer.training and (layer.depends_on_mode or not _is_own(layer)) for layer in module.modules()):
@@ -345,7 +351,7 @@ def _describe(key: InputKey) -> str:
 
 
 class Recompute(Operation):
-    """The gradient of a call that recorded nothing: the module runs again when somebody asks for it."""
+    """Operation that gives a planned call a gradient: `backward` runs the module again with recording."""
 
     module: Module
     args: tuple[Any, ...]
@@ -360,7 +366,7 @@ class Recompute(Operation):
         return step
 
     def backward(self, grad: Array) -> tuple[()]:
-        """Run the module in eval mode with recording, and add to the gradients of its weights."""
+        """Run the module again with recording, and backpropagate `grad` to its weights."""
         modes = [(layer, layer.training) for layer in self.module.modules()]
         self.module.eval()
         try:
@@ -376,7 +382,7 @@ class Recompute(Operation):
 
 
 def _attach_gradients(result: Any, recompute: Recompute, tensors: list[Any]) -> None:
-    """Make `backward` of results work: a call with arrays records nothing until then."""
+    """Make `backward` work on the Tensors in a planned call's result, by `recompute`."""
     trained = [tensor for tensor in tensors if tensor.requires_grad]
     outputs = {None: result} if isinstance(result, Tensor) else result
     if isinstance(outputs, tuple | list):

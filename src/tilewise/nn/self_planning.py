@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StructureCounter:
-    """Counts assignments to attributes of modules."""
+    """Global counter of assignments to module attributes, which may change what a module computes."""
 
     count = 0
 
@@ -59,7 +59,7 @@ def layer_by_layer() -> Iterator[None]:
 
 
 def infer(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a module in eval mode: with a plan if there is one or one can be made, else layer by layer."""
+    """Call a module in eval mode, by its plan if there is or can be one, else layer by layer."""
     if _inside.get() or not SelfPlanningSwitch.is_on:
         return module.forward(*args, **kwargs)
     planner: SelfPlanner | None = vars(module).get("_planner")
@@ -71,7 +71,7 @@ def infer(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def explain(module: Module) -> str:
-    """Say for every input shape that a module was called with how it runs, and why.
+    """Describe how a module runs for each input shape it was called with, and why it has no plan where it has none.
 
     >>> from tilewise import models
     >>> print(explain(models.mlp().eval()))

@@ -50,7 +50,10 @@ class MultiHeadAttention(Module):
         mask: TensorLike | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Attend over `x` and the cache; `residual` is added by the output projection (inference only)."""
+        """Apply self-attention to `x` (B, T, C) and the cached positions.
+
+        `residual` is added to the result by the output projection, in inference only.
+        """
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ShapeError(f"attention takes (B, T, {self.embed_dim}), not {x.shape}")
         qkv = self.project(x)  # (B, T, 3C)
@@ -73,7 +76,7 @@ class MultiHeadAttention(Module):
         return layer
 
     def attend(self, qkv: Tensor, past_kv: LayerCache | None, mask: TensorLike | None) -> Tensor:
-        """Attend with packed queries, keys and values (B, T, 3C); returns (B, T, C)."""
+        """Apply attention to packed queries, keys and values (B, T, 3C); returns (B, T, C)."""
         b, t, _ = qkv.shape
         split = qkv.reshape(b, t, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
         q, k, v = split[0], split[1], split[2]
@@ -148,9 +151,9 @@ class GPT(Module):
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
-        """Compute logits for `ids`, whose first token is at `position` (one start for all rows, or one each).
+        """Compute logits (B, T, vocab) for token `ids` (B, T).
 
-        `past_kv` has one cache view per block.
+        The first token is at `position`, one for all rows or one each. `past_kv` has one cache view per block.
         """
         tokens = ids._array if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:

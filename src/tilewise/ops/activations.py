@@ -14,7 +14,7 @@ from tilewise.ops.base import Array, Grads, Operation, floating, silent
 
 
 def _sigmoid(x: Array) -> Array:
-    """Sigmoid 1 / (1 + exp(-x)) without overflow: the exponent is never positive."""
+    """Compute 1 / (1 + exp(-x)) without overflow."""
     exponential = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, x.dtype.type(1), exponential) / (1 + exponential))
 

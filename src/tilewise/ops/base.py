@@ -41,7 +41,7 @@ class Operation:
         raise NotImplementedError
 
     def reads(self) -> tuple[int, ...]:
-        """Inputs whose values `backward` reads, given which gradients are needed."""
+        """Return the indices of inputs whose values `backward` needs for the gradients that are requested."""
         return self.saves
 
 
@@ -51,7 +51,7 @@ def floating(x: Array) -> Array:
 
 
 def reduced_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """Convert axes to non-negative numbers; None means all axes."""
+    """Normalize an axis argument to a tuple of non-negative axes; None means all axes."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis) if isinstance(axis, tuple | list) else (axis,)

@@ -181,7 +181,7 @@ class Relu(Operation):
     saves_output = True
 
     def forward(self, x: Array) -> Array:
-        """Compute max(x, 0) and keep it for the gradient."""
+        """Compute max(x, 0); the result is saved for the gradient."""
         y: Array = current_backend().dispatch("relu", x)
         self.y = y
         return y
@@ -213,7 +213,7 @@ class Clip(Operation):
         return np.asarray(np.clip(x, low, high))
 
     def backward(self, grad: Array) -> Grads:
-        """Pass the gradient where x is inside the bounds, limits included."""
+        """Pass the gradient where low <= x <= high, 0 elsewhere."""
         inside = np.ones(self.x.shape, bool)
         if self.low is not None:
             inside &= self.x >= self.low

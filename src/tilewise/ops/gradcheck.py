@@ -27,12 +27,12 @@ def gradcheck(
     out.backward(weights)
     for i, t in enumerate(inputs):
         if t.requires_grad:
-            _compare(function, inputs, i, weights, eps=eps, atol=atol, rtol=rtol)
+            _check_input_gradient(function, inputs, i, weights, eps=eps, atol=atol, rtol=rtol)
     return True
 
 
 @no_grad()
-def _compare(
+def _check_input_gradient(
     function: Callable[..., Tensor],
     inputs: tuple[Tensor, ...],
     i: int,
@@ -42,7 +42,7 @@ def _compare(
     atol: float,
     rtol: float,
 ) -> None:
-    """Compare the gradient of input `i` with central differences, element by element."""
+    """Compare input `i`'s gradient with central differences; raise GradientError at the first that differs."""
     t = inputs[i]
     gradient = np.zeros(t.shape) if t.grad is None else t.grad.data
     for position in np.ndindex(t.shape):

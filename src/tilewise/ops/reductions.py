@@ -15,14 +15,14 @@ class Reduction(Operation):
     """Base class of reductions: the axes, and the expansion of a gradient to them."""
 
     def prepare(self, x: Array, axis: Axis, keepdims: bool) -> tuple[int, ...]:
-        """Store the shape and the reduced axes for the backward pass, and return the axes."""
+        """Save x's shape and the reduced axes for `backward`, and return the axes as non-negative numbers."""
         self.shape, self.keepdims = x.shape, keepdims
         self.axes = reduced_axes(axis, x.ndim)
         self.count = math.prod(x.shape[a] for a in self.axes)
         return self.axes
 
     def expand(self, grad: Array) -> Array:
-        """Insert the reduced axes into `grad` as axes of size one."""
+        """Restore the reduced axes in `grad`, as axes of size one."""
         return grad if self.keepdims else np.expand_dims(grad, self.axes)
 
 
@@ -107,7 +107,7 @@ class Softmax(Operation):
         return self.on_last_axis(self.name + "_grad", self.y, grad)
 
     def on_last_axis(self, name: str, *arrays: Array) -> Array:
-        """Run a kernel that works on the last axis, with `self.axis` moved there."""
+        """Run a backend operation that works on the last axis along `self.axis` instead."""
         if arrays[0].ndim == 0:
             return self.on_last_axis(name, *(a[None] for a in arrays))[0, ...]
         if self.axis == arrays[0].ndim - 1 or self.axis == -1:

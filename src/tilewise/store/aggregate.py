@@ -57,7 +57,7 @@ class MeasuredProblem:
 
 
 def read_measured(store: Store) -> list[MeasuredProblem]:
-    """Return every finished kernel of a store with its runtimes."""
+    """Return every finished kernel of a store with the runtimes of its configurations."""
     results = []
     finished = store.finished()
     for kernel in store.kernels():
@@ -70,7 +70,7 @@ def read_measured(store: Store) -> list[MeasuredProblem]:
 
 
 def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredProblem | None:
-    """Aggregate the timings of one kernel, finished or not; None without two configurations or without the default."""
+    """Aggregate the timings of one kernel; None with fewer than two configurations or without the default."""
     batches = store.batches(kernel)
     if not batches:
         return None
@@ -79,7 +79,7 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
     if not machines:
         raise store.damage_error("timings without a machine")
     average = faster_two_of_three if machines[-1].kind == "cpu" else statistics.median
-    scale, default_ns = _drift_correction(batches, average)
+    scale, default_ns = _drift_corrections(batches, average)
     # Drift-corrected timings of each configuration: all, the undisturbed ones, and those of the finals among these.
     times, undisturbed, final = (defaultdict[str, list[float]](list) for _ in range(3))
     for batch in batches:
@@ -108,7 +108,7 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
 
 
 def contenders(store: Store, kernel: Kernel, finalists: int) -> list[Config]:
-    """Return the default and the fastest configurations of a finished kernel, a few more than become finalists."""
+    """Return the default and the fastest configurations of a finished kernel, somewhat more than `finalists`."""
     default = store.default_config(kernel)
     result = measured_problem(store, kernel, default) if default is not None else None
     if result is None:
@@ -118,12 +118,15 @@ def contenders(store: Store, kernel: Kernel, finalists: int) -> list[Config]:
 
 
 def _session(batch: BatchRow) -> tuple[int, bool]:
-    """Return the session of a batch, in which timings are comparable: a run, and whether it was in the finals."""
+    """Return the (run, whether in the finals) of a batch; timings with equal values are directly comparable."""
     return batch.run, batch.round >= FIRST_FINAL_ROUND
 
 
-def _drift_correction(batches: Sequence[BatchRow], average: Average) -> tuple[dict[tuple[int, bool], float], float]:
-    """Return a scale per session, and the default's time in the last reliable session, to which all are scaled."""
+def _drift_corrections(batches: Sequence[BatchRow], average: Average) -> tuple[dict[tuple[int, bool], float], float]:
+    """Return the factor that corrects each session for clock drift, and the default's runtime that all are scaled to.
+
+    That is the default's runtime in the last reliable session.
+    """
     undisturbed: dict[tuple[int, bool], list[float]] = defaultdict(list)
     all_times: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for batch in batches:
@@ -137,7 +140,7 @@ def _drift_correction(batches: Sequence[BatchRow], average: Average) -> tuple[di
 
 
 def unpack_store(files: Sequence[Path], target: Path) -> None:
-    """Decompress a gzipped store that is split into `files`, in little memory and at most `MAX_STORE_BYTES`."""
+    """Decompress a gzipped store, split into `files`, to `target`; at most `MAX_STORE_BYTES`."""
     decompressor, total = zlib.decompressobj(wbits=31), 0
     try:
         with target.open("wb") as out:
@@ -219,7 +222,7 @@ def frame(path: str | os.PathLike[str], library: str = "pandas") -> Any:
 
 
 def _columns(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Return a store's measurements as one list per column; a row without a value has None."""
+    """Return a store's measurements as a list of values per column name; missing values are None."""
     rows: list[dict[str, Any]] = []
     with open_measurements(path) as store:
         for result in read_measured(store):

@@ -40,7 +40,7 @@ class LostClaimError(Exception):
 
 
 class Claims:
-    """Claims of one open store: those in the database, and the ones that this process holds."""
+    """The claims of kernels in one open store, including those of this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,7 +49,7 @@ class Claims:
         self._thread: threading.Thread | None = None
 
     def claim(self, transaction: Transaction, run: int, kernel: int, again: bool) -> bool:
-        """Claim `kernel` within a transaction; return False if another process has it, or it is finished.
+        """Claim kernel number `kernel` for `run`; return False if another process has it or it is finished.
 
         With `again` a finished kernel is claimed too.
         """
@@ -57,7 +57,7 @@ class Claims:
         if not again and transaction.fetch("SELECT 1 FROM finished WHERE kernel = :kernel LIMIT 1", {"kernel": kernel}):
             return False
         current = self._claim_of(transaction, kernel)
-        if current is not None and current[:3] != _process() and self._is_valid(*current):
+        if current is not None and current[:3] != _process_identity() and self._is_valid(*current):
             return False
         self._insert(transaction, run, kernel)
         return True
@@ -82,13 +82,13 @@ class Claims:
             transaction.execute(renew, {"kernel": number})
 
     def _claim_of(self, transaction: Transaction, kernel: int) -> tuple[str, int, str, float] | None:
-        """Return host, process, start time and age in seconds of a kernel's claim, or None."""
+        """Return (host, process id, start time, age in seconds) of a kernel's claim, or None."""
         query = f"SELECT host, process, born, {self._database.now_sql} - taken FROM claim WHERE kernel = :kernel"
         claims = transaction.fetch(query, {"kernel": kernel})
         return (claims[0][0], claims[0][1], claims[0][2], float(claims[0][3])) if claims else None
 
     def _release_dead(self, transaction: Transaction) -> bool:
-        """Release the claims of ended processes of this machine; return whether there were any."""
+        """Release the claims of processes of this machine that have ended; return whether there were any."""
         claims = transaction.fetch("SELECT kernel, host, process, born FROM claim")
         dead = [kernel for kernel, host, process, born in claims if self._is_dead(host, process, born)]
         for kernel in dead:
@@ -96,23 +96,23 @@ class Claims:
         return bool(dead)
 
     def _insert(self, transaction: Transaction, run: int, kernel: int) -> None:
-        """Record that this process is measuring a kernel, until the lease expires."""
-        host, process, born = _process()
+        """Insert this process's claim of a kernel; it expires unless it is renewed within the lease."""
+        host, process, born = _process_identity()
         values = {"kernel": kernel, "run": run, "host": host, "process": process, "born": born}
         transaction.execute(_CLAIM.format(now=self._database.now_sql), values)
 
     def _is_valid(self, host: str, process: int, born: str, age_s: float) -> bool:
-        """Return whether a claim's process runs on this machine, or the claim was renewed within the lease."""
+        """Tell whether a claim counts: its process runs on this machine, or it was renewed within the lease."""
         if self._is_dead(host, process, born):
             return False
         return host == _host_identity() or age_s < self._database.lease_s
 
     def _is_dead(self, host: str, process: int, born: str) -> bool:
-        """Return whether the process of a claim is known to have ended."""
+        """Tell whether a claim's process is known to have ended; False for other machines."""
         own_host = _host_identity()
         if host == own_host:
             start = _start_time(process)
-            return start != born if start and born else not _exists(process)
+            return start != born if start and born else not _process_exists(process)
         if self._database.shared:
             return False
         # A file is on a local disk. There, a claim from another boot of this host, outside containers, has ended.
@@ -121,20 +121,20 @@ class Claims:
         return name == own_name and namespace == own_namespace == _INITIAL_NAMESPACE
 
     def start_renewing(self, run: int, kernel: int) -> None:
-        """Renew a claim by heartbeats from now on; call this after its transaction was committed."""
+        """Renew a claim by heartbeats from now on; to be called after its transaction is committed."""
         self._own_claims[kernel] = run
         if self._database.shared and self._thread is None:
             self._thread = threading.Thread(target=self._renew_periodically, name="claims", daemon=True)
             self._thread.start()
 
     def stop_renewing(self, kernel: int) -> None:
-        """Renew a claim no longer."""
+        """Stop renewing a claim."""
         self._own_claims.pop(kernel, None)
 
     def check(self, transaction: Transaction, kernel: int) -> None:
-        """Raise `LostClaimError` if this process claimed the kernel in a shared store and has lost it.
+        """Raise `LostClaimError` if another process has taken over a kernel that this one claimed in a shared store.
 
-        In a file, where no thread renews claims, renew the claim instead.
+        In a SQLite file, where no thread renews claims, the claim is renewed instead.
         """
         run = self._own_claims.get(kernel)
         if run is None:
@@ -148,7 +148,7 @@ class Claims:
             raise LostClaimError("another collector has taken this kernel over")
 
     def release(self, transaction: Transaction, kernel: int) -> None:
-        """Delete a claim; on a shared store only if it is this process's own."""
+        """Delete a kernel's claim; in a shared store only this process's own."""
         run = self._own_claims.get(kernel) if self._database.shared else None
         if run is None:
             transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
@@ -157,32 +157,32 @@ class Claims:
             transaction.execute(query, {"kernel": kernel, "run": run})
 
     def renew(self) -> None:
-        """Renew the claims of this process."""
+        """Renew all claims of this process once."""
         query = f"UPDATE claim SET taken = {self._database.now_sql} WHERE kernel = :kernel AND run = :run"
         claims = [{"kernel": kernel, "run": run} for kernel, run in list(self._own_claims.items())]
         if claims:
             self._database.write(lambda transaction: transaction.execute_many(query, claims))
 
     def _renew_periodically(self) -> None:
-        """Extend the leases of this process's claims until told to stop (thread target)."""
+        """Renew this process's claims periodically until `close` is called (thread target)."""
         while not self._stop.wait(self._database.lease_s / _HEARTBEATS_PER_LEASE):
             # A failure is reported by the collector's next write; the next heartbeat may succeed.
             with contextlib.suppress(TilewiseError):
                 self.renew()
 
     def close(self) -> None:
-        """Stop the heartbeats."""
+        """Stop renewing claims."""
         self._stop.set()
 
 
-def _process() -> tuple[str, int, str]:
-    """Return host, process id and start time of this process, which identify it."""
+def _process_identity() -> tuple[str, int, str]:
+    """Return (host, process id, start time) of this process, which identify it across machines and reboots."""
     return _host_identity(), os.getpid(), _start_time(os.getpid())
 
 
 @functools.cache
 def _host_identity() -> str:
-    """Return hostname, boot id and PID namespace: process ids are comparable only if all three are equal."""
+    """Return hostname, boot id and PID namespace; process ids are comparable only if all of them are equal."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -191,8 +191,8 @@ def _host_identity() -> str:
     return f"{os.uname().nodename} {boot} {namespace}"
 
 
-def _exists(process: int) -> bool:
-    """Return whether there is a process with this id; /proc may hide those of other users, or not be there at all."""
+def _process_exists(process: int) -> bool:
+    """Tell whether a process with this id exists, even if /proc hides it or is missing."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -203,10 +203,7 @@ def _exists(process: int) -> bool:
 
 
 def _start_time(process: int) -> str:
-    """Return the start time of a process in clock ticks, which tells it from a later process with the same id.
-
-    It is empty if /proc does not tell.
-    """
+    """Return a process's start time in clock ticks, which tells apart processes with equal ids; "" if unknown."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):

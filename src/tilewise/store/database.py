@@ -144,12 +144,12 @@ class SqliteDatabase:
             raise
 
     def _close_quietly(self) -> None:
-        """Close the connection of a file that could not be opened, so that no lock stays."""
+        """Close the connection of a file that could not be opened, which releases its locks."""
         with contextlib.suppress(AttributeError, sqlite3.Error):
             self.connection.close()
 
     def _open(self) -> None:
-        """Check that the file is a store of this format; create or complete its tables."""
+        """Check that the file is a store of this version, and create or complete its tables."""
         db = self.connection
         db.execute("PRAGMA busy_timeout = 60000")
         # The file may come from anyone: no functions in its schema, and a check of every page.
@@ -177,7 +177,7 @@ class SqliteDatabase:
             self.write(lambda _: self._upgrade())
 
     def _create_tables(self) -> None:
-        """Create the tables within a transaction, unless another process has done so."""
+        """Create the tables in a transaction, unless another process has created them meanwhile."""
         db = self.connection
         if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _TABLES.split(";"):
@@ -187,7 +187,7 @@ class SqliteDatabase:
             self._upgrade()
 
     def _missing_columns(self) -> list[tuple[str, str, str]]:
-        """Return table, name and type of the newer columns that the file lacks."""
+        """Return (table, name, type) of the columns of newer versions that the file lacks."""
         missing_columns = []
         for table, column, sql_type in _LATER_COLUMNS:
             columns = {row[1] for row in self.connection.execute(f"PRAGMA table_info({table})")}
@@ -196,7 +196,7 @@ class SqliteDatabase:
         return missing_columns
 
     def _upgrade(self) -> None:
-        """Add the newer columns, indexes and tables within a transaction."""
+        """Add missing columns, indexes and tables to an older file, in a transaction."""
         for table, column, sql_type in self._missing_columns():
             self.connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {sql_type}")
         for statement in _LATER.split(";"):
@@ -265,7 +265,7 @@ class SqliteDatabase:
         self.connection.close()
 
     def _to_tilewise_error(self, error: sqlite3.Error | UnicodeDecodeError) -> TilewiseError:
-        """Translate an error of SQLite into a sentence that says what to do."""
+        """Convert an error of SQLite to one that names the file and says what to do."""
         text = str(error)
         if "full" in text or "disk I/O" in text:
             return ConfigurationError(

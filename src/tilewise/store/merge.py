@@ -58,7 +58,7 @@ def merge(source: Store, target: Store) -> dict[str, int]:
 
 
 def _count_rows(store: Store) -> dict[str, int]:
-    """Count the rows of each table, to report what a merge added."""
+    """Return the number of rows of each table by name."""
     queries = {
         "kernels": "count(DISTINCT kernel) FROM finished",
         "runs": "count(*) FROM run",
@@ -70,7 +70,7 @@ def _count_rows(store: Store) -> dict[str, int]:
 
 
 def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
-    """Return each run's machine and row by its number."""
+    """Return (machine, row) of each run by its number."""
     query = """SELECT run.id, kind, identity, details, started, seed, settings, uid FROM run
         JOIN machine ON machine.id = run.machine"""
     runs = {}
@@ -86,7 +86,7 @@ def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
 
 
 def _kernels_by_partition(source: Store, identities: set[tuple[str, str]]) -> Mapping[str, list[tuple[Kernel, int]]]:
-    """Return kernels and their numbers by partition; a file's kernels belong to the partition of its machine."""
+    """Return (kernel, number) by partition, for all kernels of `source`; those of a file belong to its machine's."""
     partitions = {Machine(kind, identity, {}).partition for kind, identity in identities}
     kernels: dict[str, list[tuple[Kernel, int]]] = defaultdict(list)
     file_partition = next(iter(partitions), "") if not source.shared else None
@@ -99,7 +99,7 @@ def _kernels_by_partition(source: Store, identities: set[tuple[str, str]]) -> Ma
 
 
 def _merge_kernel(source: Store, target: Store, kernel: Kernel, number: int, runs: Runs) -> int:
-    """Copy everything about one kernel as one transaction; return the number of conflicting batches."""
+    """Copy all rows of one kernel in a transaction; return the number of batches that conflict and were not copied."""
     rows = _KernelRows(source, number)
     all_rows = (*rows.batches, *rows.verdicts, *rows.finished)
     if not {row["run"] for row in all_rows} <= runs.keys():
@@ -119,7 +119,7 @@ def _merge_kernel(source: Store, target: Store, kernel: Kernel, number: int, run
         return conflicts
 
     def work(transaction: Transaction) -> int:
-        """Insert the rows with the numbers that kernels, runs and batches have in the target."""
+        """Insert the rows, with the target's numbers of kernels, runs and batches."""
         name_conflicts = 0
         kernel_number = target.add_kernel(transaction, kernel)
         run_numbers = {run: target.add_run(transaction, *runs[run]) for run in {row["run"] for row in new_rows}}
@@ -147,7 +147,7 @@ def _merge_kernel(source: Store, target: Store, kernel: Kernel, number: int, run
 def _new_batches(
     source: _KernelRows, target: _KernelRows
 ) -> tuple[list[tuple[dict[str, Any], list[tuple[Config, int]]]], int]:
-    """Return the batches that are new or have new timings, with these timings, and the number of conflicts."""
+    """Return `source`'s batches that are new or have new timings, with these, and the number of conflicts."""
     by_uid = {batch["uid"]: batch for batch in target.batches if batch["uid"]}
     source_timings = source.timings()
     target_timings = target.timings() if by_uid else {}
@@ -182,10 +182,10 @@ def _new_rows(
 
 
 class _KernelRows:
-    """Rows about one kernel as dictionaries; those of a target have the uid of their run as `run_uid`."""
+    """All rows of one kernel in a store, as dictionaries; runs are identified by their uid."""
 
     def __init__(self, store: Store, kernel: int) -> None:
-        """Read all rows but the timings, which are many."""
+        """Read all rows except timings, which are many."""
         self._store, self._kernel = store, {"kernel": kernel}
         self.batches = self._read(
             "id, run, round, taken, default_ns, disturbed, watch, uid",
@@ -203,13 +203,13 @@ class _KernelRows:
         )
 
     def _read(self, columns: str, clauses: str) -> list[dict[str, Any]]:
-        """Select columns of this kernel's rows; each row becomes a dict by column name."""
+        """Select `columns` of this kernel's rows, by SQL `clauses`; return a dict per row."""
         names = [column.split(".")[-1].split(" ")[-1] for column in columns.split(", ")]
         rows = self._store.database.read(f"SELECT {columns} {clauses}", self._kernel)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def timings(self) -> dict[int, list[tuple[Config, int]]]:
-        """Return configurations and picoseconds by the batch's number."""
+        """Return (configuration, picoseconds) of all timings, by batch number."""
         if not self.batches:
             return {}
         # The range of batches lets a planner without statistics use the primary key instead of reading all timings.

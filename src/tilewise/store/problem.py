@@ -25,15 +25,15 @@ OWN_PROGRAM = "own"
 _NOT_SIZES = ("causal", "axis", "threads")  # integers of a problem that are not sizes
 
 
-class _Table(Mapping[str, Value]):
-    """A frozen table of named values; two tables are equal if their canonical texts are."""
+class _FrozenTable(Mapping[str, Value]):
+    """An immutable mapping from names to values; equality and hash are those of its canonical JSON."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = dict(sorted(values.items()))
 
     @functools.cached_property
     def key(self) -> str:
-        """Canonical text: JSON with sorted names."""
+        """Canonical JSON text, with sorted names."""
         return json.dumps(self._values, separators=(",", ":"))
 
     def __getitem__(self, name: str) -> Value:
@@ -55,15 +55,15 @@ class _Table(Mapping[str, Value]):
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self.items())})"
 
     def size(self, name: str) -> int:
-        """Return the value of `name` as an integer."""
+        """Return the value of `name`; raise unless it is an integer."""
         return int(self._values[name])
 
     def word(self, name: str) -> str:
-        """Return the value of `name` as a text."""
+        """Return the value of `name`; raise unless it is a string."""
         return str(self._values[name])
 
 
-class Config(_Table):
+class Config(_FrozenTable):
     """A configuration of a kernel: block sizes, warps, stages and so on, all integers."""
 
     @classmethod
@@ -72,12 +72,12 @@ class Config(_Table):
 
     @classmethod
     def parse(cls, key: str) -> Config:
-        """Parse the canonical text of a configuration."""
+        """Parse the canonical JSON of a configuration."""
         return cls(json.loads(key))
 
 
-class Problem(_Table):
-    """A family and everything that determines the computation: sizes, dtype, layout, epilogue."""
+class Problem(_FrozenTable):
+    """Computation of a kernel: its family and everything that determines it (sizes, dtype, layout, epilogue)."""
 
     @classmethod
     def of(cls, family: str, **values: Value) -> Problem:
@@ -89,7 +89,7 @@ class Problem(_Table):
 
     @property
     def threads(self) -> int:
-        """Number of threads; 1 if the problem does not state it."""
+        """Number of threads; 1 if the problem has none."""
         return int(self._values.get("threads", 1))
 
     @property
@@ -100,7 +100,7 @@ class Problem(_Table):
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that identify the problem in file names."""
+        """Sixteen hexadecimal digits of a hash, which identify the problem in file names."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
 
@@ -119,7 +119,10 @@ class Kernel:
 def read_spec(
     family: str, spec: Mapping[str, Value], sizes: Sequence[str], choices: Mapping[str, Sequence[Value]]
 ) -> Problem:
-    """Check a user's JSON object: `sizes` are positive integers; each of `choices` defaults to its first value."""
+    """Check a user's JSON object and return it as a `Problem` of a family.
+
+    `sizes` are names of positive integers; each of `choices` has a list of permitted values, the first by default.
+    """
     names = {"family", "program", *sizes, *choices}
     unknown = sorted(set(spec) - names)
     if unknown:
@@ -149,18 +152,20 @@ def read_shapes(
 
 
 def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:
-    """Convert a list of JSON objects to kernels without duplicates; `where` opens the error messages."""
+    """Convert a parsed list of JSON objects to distinct kernels; `where` begins error messages."""
     if not isinstance(content, list) or not content:
         raise FileFormatError(f'{where} must contain a list such as [{{"family": "matmul", "m": 512, ...}}].')
     kernels: dict[str, Kernel] = {}
     for number, item in enumerate(content, start=1):
-        kernel = _kernel(item, number, where, problem_of)
+        kernel = _parse_kernel(item, number, where, problem_of)
         kernels.setdefault(kernel.problem.key, kernel)
     return list(kernels.values())
 
 
-def _kernel(item: Any, number: int, path: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> Kernel:
-    """Check entry `number` of a list of JSON objects and convert it to a kernel."""
+def _parse_kernel(
+    item: Any, number: int, path: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]
+) -> Kernel:
+    """Convert entry `number` of a list of JSON objects to a kernel; raise, naming `path`, if it is invalid."""
     if not isinstance(item, dict) or not isinstance(item.get("family"), str):
         raise FileFormatError(f'{path}: item {number} must be an object with a "family".')
     program = item.get("program", OWN_PROGRAM)
@@ -182,5 +187,5 @@ class Machine:
 
     @property
     def partition(self) -> str:
-        """Name of the partition of a shared store for this kind of machine."""
+        """Name of the part of a shared store with the measurements of this kind of machine."""
         return f"{self.kind} {self.identity}"

@@ -59,12 +59,12 @@ class StoreReader:
 
     @property
     def shared(self) -> bool:
-        """Store is shared by machines of several kinds."""
+        """Whether machines of several kinds share the store (a PostgreSQL database)."""
         return self.database.shared
 
     @property
     def partition(self) -> str:
-        """Return the partition that is read: the selected or the only one; "" in a file."""
+        """Name of the partition that is read, the selected or the only one; "" in a file."""
         if self._partition is None:
             partitions = self.partitions()
             if len(partitions) > 1:
@@ -76,17 +76,17 @@ class StoreReader:
         return self._partition or ""
 
     def partitions(self) -> list[str]:
-        """List the kinds of machine that the store has measurements of."""
+        """List the partitions (kinds of machine) that have measurements."""
         rows = self.database.read("SELECT DISTINCT kind, identity FROM machine ORDER BY kind, identity")
         return [Machine(str(kind), str(identity), {}).partition for kind, identity in rows]
 
     def choose_partition(self, machine: Machine | str) -> None:
-        """Select the measurements of this kind of machine; no effect in a file, which has one kind."""
+        """Read the measurements of this kind of machine from now on; no effect in a file."""
         if self.database.shared:
             self._partition = machine if isinstance(machine, str) else machine.partition
 
     def _kernel_values(self, kernel: Kernel) -> dict[str, str]:
-        """Return the parameters of `_KERNEL_NUMBER`."""
+        """Return the SQL parameters that select a kernel in `_KERNEL_NUMBER`."""
         return {"problem": kernel.problem.key, "part": self.partition}
 
     def finished(self) -> set[str]:
@@ -96,7 +96,7 @@ class StoreReader:
         return {row[0] for row in self.database.read(query, {"part": self.partition})}
 
     def finished_from(self, round_number: int) -> set[str]:
-        """Return the finished problems with a batch of round `round_number` or higher in the finishing run."""
+        """Return the finished problems whose finishing run has a batch of round `round_number` or a later one."""
         query = """SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel
             JOIN batch ON batch.kernel = finished.kernel AND batch.run = finished.run
             WHERE part = :part AND batch.round >= :round"""
@@ -117,7 +117,7 @@ class StoreReader:
         return {name: int(self.database.read(query, values)[0][0]) for name, query in queries.items()}
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Copy the store to `path` as of one moment, while other processes may write to it."""
+        """Write a consistent copy of the store to `path`, while other processes may write to it."""
         if not isinstance(self.database, SqliteDatabase):
             raise ConfigurationError(f"{self.name} is not a file; `tilewise store export` copies it to one.")
         self.database.copy(path)
@@ -152,7 +152,7 @@ class StoreReader:
         return [(self.config_of(key), status, reason) for key, status, reason in rows]
 
     def default_config(self, kernel: Kernel) -> Config | None:
-        """Return the default configuration of a finished kernel, or None."""
+        """Return the default configuration of a kernel if it is finished, else None."""
         query = f"""SELECT key FROM finished JOIN config ON config.id = finished.default_config
             WHERE finished.kernel = {_KERNEL_NUMBER} ORDER BY run DESC LIMIT 1"""
         rows = self.database.read(query, self._kernel_values(kernel))
@@ -181,7 +181,7 @@ class StoreReader:
         return list(batches.values())
 
     def has_kernel(self, kernel: Kernel) -> bool:
-        """Return whether the store contains a kernel, measured or queued."""
+        """Tell whether the store contains a kernel, measured or queued."""
         return bool(self.database.read(f"SELECT 1 WHERE EXISTS {_KERNEL_NUMBER}", self._kernel_values(kernel)))
 
     def kernels(self) -> list[Kernel]:
@@ -192,18 +192,18 @@ class StoreReader:
         return [self.kernel_of(program, problem) for program, problem in rows]
 
     def damage_error(self, content: str) -> FileFormatError:
-        """Return the error for a store with impossible content."""
+        """Return the error for a store in which `content` is invalid."""
         return FileFormatError(f"{self.name} is damaged, or was not written by tilewise: it contains {content}.")
 
     def table_of(self, text: Any) -> dict[str, Any]:
-        """Parse a JSON object that a row contains; raise `FileFormatError` if it is none."""
+        """Parse a JSON object in a row; raise `FileFormatError` if it is invalid."""
         table = parse_json(text, f"A row of {self.name}") if isinstance(text, str) else None
         if not isinstance(table, dict):
             raise self.damage_error("a row that is not a table")
         return table
 
     def config_of(self, key: Any) -> Config:
-        """Parse and check the canonical text of a configuration; results are cached."""
+        """Parse a configuration's canonical JSON; cached. FileFormatError if it is invalid."""
         if not isinstance(key, str):
             raise self.damage_error("a configuration that is not a text")
         if key not in self._configs_by_key:
@@ -214,7 +214,7 @@ class StoreReader:
         return self._configs_by_key[key]
 
     def kernel_of(self, program: Any, problem: Any) -> Kernel:
-        """Parse and check the program and problem of a kernel's row."""
+        """Build a kernel from its row's program and problem; FileFormatError if they are invalid."""
         values = self.table_of(problem)
         if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
             raise self.damage_error("a program's name that cannot be part of a file name")

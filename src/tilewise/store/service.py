@@ -44,12 +44,12 @@ class ServiceAnswer(NamedTuple):
 
 
 class ServiceClient:
-    """Connection of one machine to one service; `say` receives messages for the user."""
+    """Client of a tuning service for one machine; `say` receives messages for the user."""
 
     def __init__(
         self, url: str, machine: Machine, say: Callable[[str], None] = lambda line: None, token: str | None = None
     ) -> None:
-        """Parse the address; nothing is sent yet."""
+        """Parse the address; no connection is opened yet."""
         try:
             address = urlsplit(url)
             port = address.port
@@ -71,7 +71,7 @@ class ServiceClient:
         self._paused_until, self._failure_reported = 0.0, False
 
     def choose(self, problem: Problem, configs: Sequence[Config] | None) -> ServiceAnswer | None:
-        """Return the service's choice among `configs`, whose first is the default; None without an answer in time."""
+        """Ask the service to choose among `configs`, the default first; None if it does not answer in time."""
         if time.monotonic() < self._paused_until:
             return None
         question: dict[str, Any] = {"device": self._device(), "problem": dict(problem)}
@@ -118,7 +118,7 @@ class ServiceClient:
 
     @staticmethod
     def _parse_answer(content: Any, configs: Sequence[Config] | None) -> ServiceAnswer:
-        """Check an answer; raise ValueError if it is not one of the choices that were offered."""
+        """Check an answer; raise ValueError unless its configuration is among `configs`."""
         try:
             choice = content["choices"][0]
             config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
@@ -135,7 +135,7 @@ class ServiceClient:
         return ServiceAnswer(config, source, runtime_ns, measurements, reason)
 
     def _pause(self, reason: str) -> None:
-        """Stop asking the service for a while, and warn the first time, with this reason."""
+        """Stop sending requests for a while; the first time, warn and give this reason."""
         self._paused_until = time.monotonic() + _RETRY_AFTER_S
         if not self._failure_reported:
             self._failure_reported = True
@@ -144,7 +144,7 @@ class ServiceClient:
             self._say(f"the service at {self.url} is not used ({printable}); choosing on this machine")
 
     def _send(self, path: str, content: Mapping[str, Any], response: Future[Any] | None) -> None:
-        """Queue a request for the background thread, which is started with the first one."""
+        """Queue a POST request for the background thread; `response` receives its answer, if given."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_requests, name="tilewise-service", daemon=True)
             self._thread.start()
@@ -155,7 +155,7 @@ class ServiceClient:
                 response.set_exception(OSError("too many requests are waiting"))
 
     def _send_requests(self) -> None:
-        """Send queued requests one by one (background thread)."""
+        """Send queued requests one by one (thread target)."""
         while True:
             path, body, response = self._jobs.get()
             try:
@@ -172,7 +172,7 @@ class ServiceClient:
                 self._jobs.task_done()
 
     def _request(self, path: str, body: bytes) -> Any:
-        """Send one request and return its parsed response; reconnect once if the connection was closed meanwhile."""
+        """Send a request and return its parsed response; a connection closed by the server is reopened once."""
         for is_new_connection in (self._connection is None, True):
             try:
                 return self._post(path, body)

@@ -55,7 +55,7 @@ class Store(StoreReader):
 
     @property
     def claims(self) -> Claims:
-        """Return this process's claims; made at the first use, because a store that is only read has none."""
+        """Claims of kernels by this process, created at the first use."""
         if self._claims is None:
             from tilewise.store.claims import Claims
 
@@ -75,7 +75,7 @@ class Store(StoreReader):
         self.close()
 
     def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any], *, uid: str | None = None) -> int:
-        """Start a run and return its number; raise an error if the file belongs to another kind of machine."""
+        """Start a run of measurements and return its number; raise if the file is of another kind of machine."""
         if not self.database.shared:
             self._check_machine(machine)
         self.choose_partition(machine)
@@ -84,7 +84,7 @@ class Store(StoreReader):
         return self.database.write(lambda transaction: self.add_run(transaction, machine, {**values, "uid": name}))
 
     def _check_machine(self, machine: Machine) -> None:
-        """Raise an error if the file has measurements of another kind of machine."""
+        """Raise if the file has measurements of another kind of machine."""
         for kind, identity in self.database.read("SELECT DISTINCT kind, identity FROM machine"):
             if (kind, identity) != (machine.kind, machine.identity):
                 raise ConfigurationError(
@@ -93,7 +93,7 @@ class Store(StoreReader):
                 )
 
     def add_run(self, transaction: Transaction, machine: Machine, values: Mapping[str, Any]) -> int:
-        """Add the run with this uid within a transaction, unless it exists; return its number."""
+        """Add a run in a transaction unless one with its uid exists; return its number."""
         details = json.dumps(machine.details, sort_keys=True)
         row = {"kind": machine.kind, "identity": machine.identity, "details": details}
         transaction.execute(
@@ -125,7 +125,7 @@ class Store(StoreReader):
         return number is not None
 
     def claim_next(self, run: int) -> Kernel | None:
-        """Claim the first kernel of the queue that nobody measures; return None if there is none."""
+        """Claim the first queued kernel that no process is measuring; None if there is none."""
         claim = self.database.write(lambda transaction: self.claims.claim_next(transaction, run, self.partition))
         if claim is None:
             return None
@@ -134,7 +134,7 @@ class Store(StoreReader):
         return self.kernel_of(program, problem)
 
     def plan(self, kernels: Sequence[Kernel], *, priority: float = 0.0, why: str = "planned") -> int:
-        """Queue the kernels that are neither finished nor queued; return their number."""
+        """Queue the kernels that are neither finished nor queued; return how many that are."""
         query = f"""INSERT INTO queue (kernel, part, priority, why, added)
             SELECT :kernel, :part, :priority, :why, {self.database.now_sql}
             WHERE NOT EXISTS (SELECT 1 FROM finished WHERE kernel = :kernel) ON CONFLICT DO NOTHING"""
@@ -157,7 +157,7 @@ class Store(StoreReader):
         self._update_queue(query, kernel, part=self.partition)
 
     def _update_queue(self, query: str, kernel: Kernel, **values: Any) -> None:
-        """Execute a statement on the measurement queue for `kernel`, which is added if it is new."""
+        """Execute a statement about the queue entry of `kernel`, which is added if it is new."""
 
         def work(transaction: Transaction) -> None:
             transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel), **values})
@@ -177,9 +177,10 @@ class Store(StoreReader):
         return [(self.kernel_of(program, problem), str(why)) for program, problem, why in rows]
 
     def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[Verdict]) -> None:
-        """Store verdicts about configurations of a kernel."""
+        """Store verdicts (correct, wrong, failed, ...) on configurations of a kernel."""
 
         def work(transaction: Transaction) -> None:
+            """Insert the verdicts in a transaction."""
             number = self._claimed_kernel(transaction, kernel)
             for verdict in verdicts:
                 row = {"status": verdict.status, "reason": verdict.reason, "details": _encode(verdict.details)}
@@ -193,7 +194,7 @@ class Store(StoreReader):
         transaction.execute(_VERDICT, {**row, "config": self._add_config(transaction, config)})
 
     def add_timings(self, transaction: Transaction, batch: int, timings: Sequence[tuple[Config, int]]) -> None:
-        """Store timings in picoseconds within a transaction; a configuration that the batch has already is ignored."""
+        """Store timings in ps in a transaction; configurations that the batch already has are skipped."""
         rows = [
             {"batch": batch, "config": self._add_config(transaction, config), "runtime_ps": runtime_ps}
             for config, runtime_ps in timings
@@ -201,7 +202,7 @@ class Store(StoreReader):
         transaction.execute_many(_TIMING, rows)
 
     def add_finished(self, transaction: Transaction, run: int, kernel: int, default: Config, seconds: float) -> None:
-        """Mark a kernel as finished within a transaction, and remove it from the claims and the queue."""
+        """Mark a kernel as finished in a transaction; its claim and its queue entry are removed."""
         config = self._add_config(transaction, default)
         transaction.execute(_FINISHED, {"run": run, "kernel": kernel, "config": config, "seconds": seconds})
         transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
@@ -227,9 +228,9 @@ class Store(StoreReader):
         values |= {"disturbed": int(disturbed), "watch": _encode(watch), "uid": uid or secrets.token_hex(16)}
 
         def work(transaction: Transaction) -> None:
-            """Insert the batch; if its name exists, compare it with the stored one."""
+            """Insert the batch; one with the same uid must have the same content."""
             kernel_number = self._claimed_kernel(transaction, kernel)
-            times = [(config, _ps(runtime_ns)) for config, runtime_ns in timings]
+            times = [(config, _to_picoseconds(runtime_ns)) for config, runtime_ns in timings]
             is_new = transaction.execute(_BATCH, {**values, "kernel": kernel_number})
             number = _batch_number(transaction, values["uid"])
             if is_new:
@@ -265,12 +266,14 @@ class Store(StoreReader):
         if batch < 0:
             self._buffered[batch][-1].append((config, runtime_ns))
             return
-        self.database.write(lambda transaction: self.add_timings(transaction, batch, [(config, _ps(runtime_ns))]))
+        self.database.write(
+            lambda transaction: self.add_timings(transaction, batch, [(config, _to_picoseconds(runtime_ns))])
+        )
 
     def close_batch(
         self, batch: int, default_ns: float, *, disturbed: bool, watch: Mapping[str, float] | None = None
     ) -> None:
-        """Close an open batch and store whether it was disturbed; no other row is ever changed."""
+        """End an open batch and store the default's time and whether it was disturbed."""
         if batch < 0:
             run, kernel, round_number, timings = self._buffered.pop(batch)
             self.add_batch(run, kernel, round_number, default_ns, timings, disturbed=disturbed, watch=watch)
@@ -291,7 +294,7 @@ class Store(StoreReader):
         self.claims.stop_renewing(self.database.write(work))
 
     def release(self, kernel: Kernel) -> None:
-        """Release the claim of a kernel without marking it as finished: it may be measured again."""
+        """Release a kernel's claim without finishing it, so that it may be measured again."""
 
         def work(transaction: Transaction) -> int:
             number = self.add_kernel(transaction, kernel)
@@ -305,7 +308,7 @@ class Store(StoreReader):
         self.database.write(lambda transaction: transaction.execute("DELETE FROM claim WHERE run = :run", {"run": run}))
 
     def _claimed_kernel(self, transaction: Transaction, kernel: Kernel) -> int:
-        """Return the kernel's number; raise `LostClaimError` if another process has taken the kernel over."""
+        """Return a kernel's number; raise `LostClaimError` if this process has lost its claim."""
         number = self.add_kernel(transaction, kernel)
         if self._claims is not None:
             self._claims.check(transaction, number)
@@ -327,7 +330,7 @@ class Store(StoreReader):
         return self._kernels[key]
 
     def _add_config(self, transaction: Transaction, config: Config) -> int:
-        """Return a configuration's row id, inserting it if it is new."""
+        """Return the row id of a configuration, which is inserted if it is new."""
         if config.key not in self._configs:
             values, query = {"key": config.key}, "SELECT id FROM config WHERE key = :key"
             rows = transaction.fetch(query, values)
@@ -342,11 +345,11 @@ def _batch_number(transaction: Transaction, uid: Any) -> int:
     return int(transaction.fetch("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0])
 
 
-def _ps(runtime_ns: float) -> int:
-    """Convert nanoseconds to whole picoseconds, the unit of the stored times."""
+def _to_picoseconds(runtime_ns: float) -> int:
+    """Convert nanoseconds to integer picoseconds, the unit of stored times."""
     return round(runtime_ns * 1000)
 
 
 def _encode(details: Mapping[str, Any] | None) -> str:
-    """Encode a table as compact JSON; an empty one as an empty text."""
+    """Encode a mapping as compact JSON; "" if it is empty or None."""
     return json.dumps(details, separators=(",", ":")) if details else ""

@@ -19,7 +19,7 @@ TILED: dict[str, TiledOp[Any]] = {op.name: op for op in (TiledMatmul(), TiledCon
 
 
 def tiled_op(name: str) -> TiledOp[Any]:
-    """Look up a tiled operation by name."""
+    """Return the tiled operation called `name`, such as "matmul"."""
     if name not in TILED:
         *names, last = TILED
         raise ConfigurationError(f"there is no tile space for {name!r}; {', '.join(names)} and {last} have one")
@@ -58,7 +58,7 @@ def tile_space(op: str, shape: tuple[int, ...], *, layout: str | None = None, th
 
 
 def check_tile(op: str, shape: tuple[int, ...], tile: Any, layout: str | None = None) -> None:
-    """Raise a ConfigurationError that says why, if `tile` cannot be used for `op` at `shape`."""
+    """Raise a ConfigurationError with the reason if `tile` cannot be used for `op` at `shape`."""
     module, tiled = _require_native(), tiled_op(op)
     tiled.check_shape(shape, layout)
     reason = tiled.infeasible_reason(module, tile, tuple(shape), layout)

@@ -93,7 +93,7 @@ class TiledConv2d(TiledOp[ConvTile]):
         return ("winograd", *self.columns)
 
     def quick_candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileRows:
-        """Propose every candidate of the algorithms that support the shape, the default first."""
+        """Return every tile of the algorithms that support the shape, as rows, the default first."""
         default = np.array([tuple(self.values(self.default(module, shape)).values())], np.int64)
         smallest = [ConvTile(name, block=1) for name in ALGORITHMS]
         algorithms = [t.algorithm for t in smallest if self.infeasible_reason(module, t, shape, layout) is None]
@@ -108,14 +108,14 @@ class TiledConv2d(TiledOp[ConvTile]):
         table.keep_conv2d(shape, threads, tile)
 
     def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
-        """Describe a square, ungrouped convolution as a problem of the family; None for any other."""
+        """Return a square, ungrouped convolution's problem by parameter name; None for any other."""
         *sizes, kh, kw, sh, sw, ph, pw, groups = shape
         if kh != kw or sh != sw or ph != pw or groups != 1:
             return None
         return {**dict(zip(_SIZES, sizes, strict=True)), "kernel": kh, "stride": sh, "padding": ph}
 
     def key(self, spec: Mapping[str, Any]) -> Key | None:
-        """Return (sizes, dtype, layout), by which dispatch looks up a stored problem's tile; None unless float32."""
+        """Convert a float32 problem to (shape, dtype, layout), the tile chooser's key; None for other dtypes."""
         if spec.get("dtype") != "fp32":
             return None
         filter_size, stride, padding = (int(spec[name]) for name in ("kernel", "stride", "padding"))
@@ -131,7 +131,7 @@ class TiledConv2d(TiledOp[ConvTile]):
 
 
 def _tile_rows(module: ModuleType, shape: Shape, threads: int, algorithms: Sequence[str]) -> TileRows:
-    """List the cross product of all sizes, as rows (index of the algorithm, mr, nr, block, channels, split)."""
+    """Return all combinations of sizes as rows (algorithm's index, mr, nr, block, channels, split)."""
     lanes, max_height, vectors = module.conv_tile_limits()
     panel = lanes * vectors
     group_outputs = shape[4] // shape[11]
@@ -155,13 +155,13 @@ def _tile_rows(module: ModuleType, shape: Shape, threads: int, algorithms: Seque
 
 
 def _balanced_heights(extent: int, max_height: int) -> list[int]:
-    """Heights of register tiles that divide `extent` as evenly as possible, as the kernel's loops do."""
+    """Return heights of register tiles that divide `extent` most evenly, as the kernel's loops do."""
     sizes = (max_height, max_height * 2 // 3, max_height // 2, max_height // 3)
     return sorted({-(-extent // -(-extent // size)) for size in sizes})
 
 
 def _row_aligned_blocks(shape: tuple[int, ...], algorithm: str, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Round block sizes to whole rows, as the kernel does, so that no two candidates run the same loops.
+    """Round block sizes up to whole image rows, as the kernel does, so that no two candidates run the same loops.
 
     Returns (pixels or Winograd tiles per row, per block). A block is within one image (Winograd: within the batch).
     """

@@ -77,7 +77,7 @@ class TiledInt8Matmul(TiledOp[Int8Tile]):
         yield from _candidates(module, shape, threads)
 
     def infeasible_reason(self, module: ModuleType, tile: Int8Tile, shape: Shape, layout: str | None) -> str | None:
-        """Say why the kernel cannot run this tile on this shape; None if it can."""
+        """Return why the kernel cannot run this tile on this shape; None if it can."""
         try:
             reason: str | None = module.int8_tile_problem(tile, shape[2])
         except ValueError as error:  # not a tile of this operation
@@ -106,7 +106,7 @@ def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Int8
 
 
 def _register_tiles(module: ModuleType, m: int, n: int) -> Iterator[tuple[int, int]]:
-    """Yield (mr, nr): for each width the tallest register tile and three shorter ones, none above the matrix."""
+    """Yield (mr, nr): for each width the tallest register tile and three lower ones, at most m rows."""
     max_width = -(-n // _PANEL) * _PANEL
     for max_height, nr in module.int8_register_tiles():
         if nr <= max_width:
@@ -115,11 +115,11 @@ def _register_tiles(module: ModuleType, m: int, n: int) -> Iterator[tuple[int, i
 
 
 def _row_blocks(m: int, mr: int) -> list[int]:
-    """Row blocks in multiples of the register tile, none larger than the matrix."""
+    """Return row block sizes: multiples of the register tile's rows, at most m."""
     return sorted({min(m, max(1, size // mr) * mr) for size in _ROW_BLOCKS})
 
 
 def _block_sizes(sizes: tuple[int, ...], extent: int, unit: int) -> list[int]:
-    """Round block sizes to multiples of `unit` and limit them to the extent; one block covers the whole extent."""
+    """Round block sizes up to multiples of `unit`, limited to `extent`, of which one block may cover all."""
     whole = -(-extent // unit) * unit
     return sorted({min(whole, max(1, size // unit) * unit) for size in sizes} | {whole})

@@ -73,13 +73,16 @@ class TiledMatmul(TiledOp[TileConfig]):
         return product_plan(module, shape, layout or "nn", threads)[1]
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
-        """Yield the default tile, its neighbours and then the whole grid of tiles; some come up twice."""
+        """Yield the default tile, its neighbours, and then a grid of all sizes; tiles may repeat."""
         default = self.default(module, shape, layout, threads)
         yield from (TileConfig(*values) for values in neighbours(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
 
     def quick_candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileRows:
-        """Propose the default's neighbours and a coarse grid of 50 to 200 tiles; the default alone if it is untiled."""
+        """Return the default's neighbours and a coarse grid, 50 to 200 tiles as rows.
+
+        Only the default if it is untiled.
+        """
         path, default = product_plan(module, shape, layout or "nn", threads)
         if path != "tiled":
             return np.array([tuple(default.as_dict().values())], np.int64)
@@ -103,7 +106,7 @@ class TiledMatmul(TiledOp[TileConfig]):
         return {**dict(zip(SIZES, shape, strict=True)), "layout": layout}
 
     def key(self, spec: Mapping[str, Any]) -> Key | None:
-        """Return (sizes, dtype, layout), by which dispatch looks up a stored problem's tile; None unless float32."""
+        """Convert a float32 problem to (shape, dtype, layout), the tile chooser's key; None for other dtypes."""
         if spec.get("dtype") != "fp32":
             return None
         return tuple(int(spec[name]) for name in SIZES), "float32", str(spec["layout"])
@@ -121,7 +124,7 @@ def check_product(name: str, shape: Shape) -> None:
 
 
 def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Create operands of which only shapes and strides are read; their memory stays uninitialised."""
+    """Create operands with the shape's sizes and the layout's strides, but uninitialised memory."""
     m, n, k = shape
     a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
     b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
@@ -129,19 +132,19 @@ def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDAr
 
 
 def product_plan(module: ModuleType, shape: Shape, layout: str, threads: int) -> tuple[str, TileConfig]:
-    """Return the code path that a product takes by default, and the default tile."""
+    """Return the name of the code path that a product takes by default, and its default tile."""
     path, tile = module.matmul_plan(*operand_views(shape, layout), threads)
     return path, TileConfig(*tile)
 
 
 def register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
-    """List (mr, nr, largest mr for this nr): the tallest register tile of each width and two shorter ones."""
+    """Return the register tiles to try on this machine: (mr, nr, largest mr for this nr)."""
     return _register_tiles(tuple(module.gemm_register_tiles()))
 
 
 @functools.lru_cache(maxsize=8)
 def _register_tiles(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
-    """Pick three heights per register-tile width, all to one third of the largest; rows are (mr, nr, largest mr)."""
+    """Return, for each register-tile width, the largest height and two lower ones: (mr, nr, largest mr)."""
     max_heights: dict[int, int] = {}
     for mr, nr in tiles:
         max_heights[nr] = max(mr, max_heights.get(nr, 0))
@@ -150,13 +153,13 @@ def _register_tiles(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int,
 
 
 def _block_sizes(sizes: tuple[int, ...], extent: int, unit: int) -> list[int]:
-    """Round block sizes to multiples of `unit` and limit them to the extent, without repeats."""
+    """Round block sizes up to multiples of `unit`, limited to `extent`, without repeats."""
     whole = -(-extent // unit) * unit
     return sorted({min(whole, max(1, size // unit) * unit) for size in sizes} | {min(whole, sizes[-1] * 4)})
 
 
 def neighbours(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[tuple[Any, ...]]:
-    """List a tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks.
+    """List a tile and its neighbours: other block sizes, or another packing, register tile or thread grid.
 
     Each is a tuple of the arguments of `TileConfig`, because creating objects takes too long in `quick_candidates`.
     """
@@ -200,7 +203,7 @@ def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Tile
 def _coarse_grid(
     module: ModuleType, m: int, n: int, k: int
 ) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
-    """Yield tall register tiles (at least two thirds of the largest) with two row, column and depth blocks each."""
+    """Yield tall register tiles with lists of two row, column and depth block sizes: (mr, nr, mcs, ncs, kcs)."""
     depths = _block_sizes((256, 512), k, 1)
     for mr, nr, max_height in register_tiles(module):
         if mr * 3 >= max_height * 2 - 2:

@@ -47,11 +47,11 @@ class TiledOp(ABC, Generic[T]):
 
     @abstractmethod
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterable[T]:
-        """Propose tiles, the default among the first; some may not be feasible, some may repeat."""
+        """Yield tiles to consider, the default among the first; some may be infeasible or repeat."""
 
     @abstractmethod
     def infeasible_reason(self, module: ModuleType, tile: T, shape: Shape, layout: str | None) -> str | None:
-        """Say why the kernel rejects a tile at a shape; None if it accepts it."""
+        """Return why the kernel rejects a tile at a shape; None if it accepts it."""
 
     @abstractmethod
     def add_to_table(self, table: Any, shape: Shape, layout: str, threads: int, tile: T | None) -> None:
@@ -59,19 +59,19 @@ class TiledOp(ABC, Generic[T]):
 
     @abstractmethod
     def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
-        """Describe a shape with the names of its problem family; None if no family covers it."""
+        """Return the tuning problem of a shape by parameter name; None if no kernel family covers it."""
 
     @abstractmethod
     def key(self, spec: Mapping[str, Any]) -> Key | None:
-        """Convert a problem of the family to the key of a tile chooser; None if it has none. Inverse of `spec`."""
+        """Convert a tuning problem to the tile chooser's key, the inverse of `spec`; None if it has none."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of a tile's values, in the order of `quick_candidates`."""
+        """Names of the columns of `quick_candidates`, a tile's values."""
         return tuple(self.columns)
 
     def quick_candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileRows:
-        """Propose fewer tiles quickly, for a choice during a call; some may not be feasible.
+        """Return fewer candidates quickly, for a choice during a call; some may be infeasible.
 
         Each row is a tile's values in the order of `names`, because creating tile objects takes too long. The default
         comes first.
@@ -84,14 +84,14 @@ class TiledOp(ABC, Generic[T]):
         return [tile for tile in tiles if self.infeasible_reason(module, tile, shape, layout) is None]
 
     def values(self, tile: T) -> dict[str, int]:
-        """Convert a tile to values under the names of `columns`."""
+        """Convert a tile to numbers by column name, as in files (see `columns`)."""
         return {name: int(getattr(tile, field)) for name, field in self.columns.items()}
 
     def tile(self, values: Mapping[str, Any]) -> T:
-        """Convert values under the names of `columns` to a tile."""
+        """Create a tile from numbers by column name, the inverse of `values`."""
         return self.tile_type(**{field: int(values[name]) for name, field in self.columns.items()})
 
 
 def grids(threads: int) -> list[tuple[int, int]]:
-    """List the grids (rows, columns) with exactly `threads` tasks."""
+    """List the thread grids (rows, columns) with exactly `threads` tasks."""
     return [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
