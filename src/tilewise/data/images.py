@@ -116,7 +116,7 @@ def mnist(path: str | Path) -> ImageData:
 
 
 def _find_idx_file(folder: Path, stem: str) -> Path:
-    """Return an MNIST file by any of its usual names."""
+    """Return the path of an MNIST file, by any of its usual names, in a folder."""
     kind = "idx3" if "images" in stem else "idx1"
     names = [f"{stem}{dot}{kind}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     for name in names:
@@ -156,7 +156,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 
 def _read_shape(stream: gzip.GzipFile | IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    """Read and check the header; return the array's shape."""
+    """Read an IDX file's header and return the array's shape; FileFormatError if it is invalid."""
     head = stream.read(4)
     if len(head) < 4 or head[:2] != b"\0\0":
         raise FileFormatError(f"{path} is not an IDX file: it does not start with its magic number")
@@ -175,7 +175,7 @@ def _read_shape(stream: gzip.GzipFile | IO[bytes], path: Path, dimensions: int) 
 
 
 def _read_exactly(stream: gzip.GzipFile | IO[bytes], count: int, path: Path) -> bytearray:
-    """Read `count` bytes and check that nothing follows them."""
+    """Read `count` bytes; FileFormatError if the stream has fewer or more."""
     body = bytearray()
     while len(body) < count:  # in chunks, so that memory grows with the file and not with its header
         chunk = stream.read(min(_CHUNK_BYTES, count - len(body)))

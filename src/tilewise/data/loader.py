@@ -46,7 +46,7 @@ class BatchLoader:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _order(self) -> Array:
-        """Return the order in which this epoch visits the samples; it depends on seed and epoch only."""
+        """Return the order of the samples in this epoch, a function of seed and epoch."""
         if not self.shuffle:
             return np.arange(len(self.x))
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.x))
@@ -80,7 +80,7 @@ class DataLoader(BatchLoader):
         super().__init__(np.asarray(pair[0]), np.asarray(pair[1]), batch_size, seed, shuffle)
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """Iterate over a whole epoch, even if the previous one was left early."""
+        """Iterate over a whole epoch, also if the previous one was not finished."""
         if self.batch:
             self.epoch, self.batch = self.epoch + 1, 0
         yield from super().__iter__()
@@ -115,7 +115,7 @@ class TextLoader:
 
 
 def _checked_counter(state: Mapping[str, int], name: str) -> int:
-    """Read a counter of a stored loader state, an integer in [0, 2^63)."""
+    """Return an integer of a stored loader state; raise unless it is in [0, 2^63)."""
     value = int(state[name])
     if not 0 <= value < 1 << 63:
         raise ConfigurationError(f"{name} of a loader's state must be at least 0, not {value}")

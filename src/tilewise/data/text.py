@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def _code_table() -> Ids:
-    """Map each ASCII code to its index in the vocabulary; characters outside it map to `_UNKNOWN`."""
+    """Return each ASCII code's index in the vocabulary, `_UNKNOWN` for characters outside of it."""
     table = np.full(128, _UNKNOWN, np.int64)
     for i, character in enumerate(VOCABULARY):
         table[ord(character)] = i
@@ -73,7 +73,7 @@ def text(content: str | None = None) -> TextData:
 
 
 def _topics() -> str:
-    """Return the text of Python's built-in help pages."""
+    """Return the text of Python's built-in help topics."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

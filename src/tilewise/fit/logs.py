@@ -70,7 +70,7 @@ class TensorBoardLog(Progress):
                 self._writer.close()
 
     def _add(self, tag: str, value: float) -> None:
-        """Write one scalar at the current step."""
+        """Write one scalar under `tag` at the current step."""
         event = self._event_type(wall_time=time.time(), step=self._step)
         event.summary.value.add(tag=tag, simple_value=value)
         with convert_write_errors(self.folder):

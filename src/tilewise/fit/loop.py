@@ -143,7 +143,7 @@ class Trainer:
             raise FileFormatError(f"{self.checkpoint_path} is not a complete checkpoint: {error}") from None
 
     def _check_run(self) -> None:
-        """Raise ValueError or TypeError if the counters read from a file are impossible."""
+        """Raise ValueError or TypeError if counters from a checkpoint are impossible."""
         run, recipe = self.run, self.recipe
         steps = range(recipe.epochs * self.task.steps_per_epoch + 1)
         if not (0 <= run.best_epoch <= run.epoch <= recipe.epochs and self.optimizer.steps in steps):
@@ -177,7 +177,7 @@ class Trainer:
         return value
 
     def end_epoch(self) -> Epoch:
-        """Score the model, remember the best weights, and decide whether the run is finished."""
+        """Validate the model, store the best weights, and determine whether the run is finished."""
         run = self.run
         score = self.task.validate()
         # Among equal scores the later epoch wins, because its learning rate is lower.
@@ -215,7 +215,7 @@ class Trainer:
         return True
 
     def result(self, finished: bool) -> FitResult:
-        """Return the run's result; a finished run is tested with its best weights, which are saved as the model."""
+        """Return the run's result; if it is finished, test and save the best weights."""
         run, model_path = self.run, None
         scores: dict[str, float] = {}
         if finished:
@@ -263,7 +263,7 @@ def _signature(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Make Ctrl-C set an event, so that a step always completes; a second Ctrl-C acts at once.
+    """Make Ctrl-C set the event it yields, so that a training step always completes; a second Ctrl-C acts at once.
 
     A process that was started with SIGINT ignored (nohup, `&` in a script) continues to ignore it.
     """

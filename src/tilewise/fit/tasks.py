@@ -70,7 +70,7 @@ class ImageTask:
         return {"test_accuracy": self.accuracy(*self.tests)}
 
     def accuracy(self, x: Array, y: Array) -> float:
-        """Return the fraction of images x whose class is predicted as y, in evaluation mode."""
+        """Return the fraction of images x that are classified as their labels y, in eval mode."""
         self.model.eval()
         with no_grad():
             correct = sum(
@@ -118,7 +118,7 @@ class TextTask:
         self.in_epoch = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches left of this epoch, each of token ids and the ids that follow them."""
+        """Yield the remaining batches of this epoch: token ids and the ids that follow them, each (B, T)."""
         while self.in_epoch < self.steps_per_epoch:
             self.in_epoch += 1
             yield self.loader.next()
@@ -129,7 +129,7 @@ class TextTask:
 
     @no_grad()
     def validate(self) -> float:
-        """Mean loss in nats per character."""
+        """Return the mean validation loss in nats per character."""
         losses = [self.loss((w[:, :-1], w[:, 1:])).item() for w in np.array_split(self.windows, 4)]
         return float(np.mean(losses))
 

@@ -85,7 +85,7 @@ class KVCache(metaclass=ExplainsMethods):
         return self.keys.nbytes + self.values.nbytes + scales
 
     def layer(self, index: int) -> LayerView:
-        """View of one layer, to pass to `CachedAttention` or `TransformerBlock` as `past_kv`."""
+        """Return a view of one layer, the `past_kv` of `CachedAttention` or `TransformerBlock`."""
         return LayerView(self, index)
 
     # --- storing and reading ---
@@ -145,7 +145,7 @@ class KVCache(metaclass=ExplainsMethods):
         self.lengths[:] = 0
 
     def truncate(self, length: int) -> None:
-        """Remove the positions from `length` on."""
+        """Forget the positions from `length` on."""
         _check_integer(length, "length")
         if length < 0:
             raise ShapeError(f"a cache cannot be truncated to {length} positions")
@@ -154,20 +154,20 @@ class KVCache(metaclass=ExplainsMethods):
         np.minimum(self.lengths, length, out=self.lengths)
 
     def fork(self, copies: int) -> KVCache:
-        """Copy the cache with every sequence repeated `copies` times, for several continuations of one prompt."""
+        """Copy the cache with every sequence repeated `copies` times, to continue one prompt in several ways."""
         if not is_integer(copies) or copies < 1:
             raise ConfigurationError(f"copies must be an integer of at least 1, not {copies!r}")
         batch_size = None if self.batch_size is None else self.batch_size * copies
         return self._with_arrays(batch_size, lambda array: np.repeat(array, copies, 1))
 
     def sequence(self, layer: int, index: int) -> KVCache:
-        """View one sequence of one layer as a cache that shares this one's memory."""
+        """Return one sequence of one layer as a cache that shares this one's memory."""
         if not 0 <= layer < self.n_layers or not 0 <= index < (self.batch_size or 0):
             raise ShapeError(f"the cache has {self.n_layers} layers and {self.batch_size} sequences")
         return self._with_arrays(1, lambda array: array[layer : layer + 1, index : index + 1])
 
     def _with_arrays(self, batch_size: int | None, select: Callable[[Array], Array]) -> KVCache:
-        """Return a cache of the same kind whose arrays are `select(array)` of this one's."""
+        """Return a cache with the same settings whose arrays are `select(array)` of this one's."""
         other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
         other.batch_size = batch_size
         for name in _ARRAYS:
@@ -178,7 +178,7 @@ class KVCache(metaclass=ExplainsMethods):
     # --- memory and checks ---
 
     def _allocate(self, layers: int) -> None:
-        """Allocate zeroed keys, values, scales and lengths."""
+        """Allocate zeroed arrays for keys, values, int8 scales and lengths."""
         rows = (layers, self.batch_size or 0, self.n_heads, self.max_seq_len)
         try:
             self.keys: Array = np.zeros((*rows, self.head_dim), _KINDS[self.kind])
@@ -192,7 +192,7 @@ class KVCache(metaclass=ExplainsMethods):
         self.lengths: Array = np.zeros(rows[:2], np.int64)  # number of positions, per layer and sequence
 
     def _grow(self, layer: int, batch: int) -> None:
-        """Set the batch size on the first update, and add layers up to `layer`."""
+        """Set the batch size at the first update, and add layers up to number `layer`."""
         if layer < 0:
             raise ShapeError(f"there is no layer {layer}")
         if self.batch_size is None:
@@ -208,7 +208,7 @@ class KVCache(metaclass=ExplainsMethods):
                     getattr(self, name)[: len(old)] = old
 
     def _check_fit(self, starts: Array, count: int) -> None:
-        """Raise if `count` new positions after `starts` do not fit and the cache does not slide."""
+        """Raise if `count` positions from `starts` exceed the capacity and the cache does not slide."""
         if starts.size and starts.min() < 0:
             raise ShapeError(f"a position must not be negative, but one is {starts.min()}")
         if self.overflow == "error" and starts.size and starts.max() + count > self.max_seq_len:
@@ -218,7 +218,7 @@ class KVCache(metaclass=ExplainsMethods):
             )
 
     def _checked(self, rows: Array, name: str) -> Array:
-        """Return keys or values as an array; raise an error unless they are floats of this cache's sizes."""
+        """Convert keys or values (`name`) to an array; raise unless they are floats of the cache's sizes."""
         rows = np.asarray(rows)
         if rows.dtype.kind != "f":
             raise DtypeError(f"a {name} must be floating point, not {rows.dtype}")
@@ -230,7 +230,7 @@ class KVCache(metaclass=ExplainsMethods):
 
 
 def _write(store: Array, scales: Array | None, layer: int, slots: Array, rows: Array) -> None:
-    """Write rows (B, H, T, D) to slots (B, T) of a store; in int8 each row is quantized symmetrically."""
+    """Write rows (B, H, T, D) to slots (B, T) of a layer of `store`; an int8 store quantizes each row."""
     sequence = np.arange(len(slots))[:, None]
     rows = rows.transpose(0, 2, 1, 3)  # (B, T, H, D), the shape of store[sequence, :, slots]
     if scales is None:
@@ -245,7 +245,7 @@ def _write(store: Array, scales: Array | None, layer: int, slots: Array, rows: A
 
 
 def _read(store: Array, scales: Array | None, layer: int, slots: Array) -> Array:
-    """Read slots as float32 (B, H, n, D); a contiguous range of a float32 store is a view."""
+    """Read slots of a layer as float32 (B, H, n, D); a contiguous range of a float32 store is a view."""
     contiguous = slots.size > 0 and bool((np.diff(slots) == 1).all())
     index: Any = slice(int(slots[0]), int(slots[-1]) + 1) if contiguous else slots
     rows: Array = store[:, :, index]
@@ -302,7 +302,7 @@ class LayerView:
         return self.cache.max_seq_len
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
-        """Store the next positions (B, H, T, D) of every sequence; return all keys and values to attend to."""
+        """Store the next positions (B, H, T, D) of every sequence; return all keys and values stored so far."""
         steps = key.shape[2]
         lengths = self.lengths.copy() if self.lengths.size else np.zeros(key.shape[0], np.int64)
         longest = int(lengths.max(initial=0)) + steps
@@ -312,7 +312,7 @@ class LayerView:
         return self.cache.get(self.index, longest)
 
     def mask(self, steps: int) -> Array | None:
-        """Return which of the stored positions the last `steps` may attend to: (B, 1, steps, stored).
+        """Return which stored positions each of the last `steps` queries may attend to: (B, 1, steps, stored).
 
         None if the causal mask is sufficient.
         """
@@ -328,7 +328,7 @@ class LayerView:
         return allowed
 
     def _append_sliding(self, key: Array, value: Array, lengths: Array) -> tuple[Array, Array]:
-        """Append to a full sliding cache; the old positions are read before the new ones overwrite them."""
+        """Append to a full sliding cache and return all keys and values, including old ones that are overwritten."""
         if int(lengths.min()) != int(lengths.max()):
             raise ShapeError("a sliding cache needs sequences of equal length")
         length = int(lengths[0])

@@ -30,7 +30,7 @@ _Q8_0 = 8  # GGUF's number of the format
 
 
 def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype: str = "float32") -> KVCache:
-    """Create a cache of the shape this model needs."""
+    """Create a KV cache of `length` positions (default: the model's context) with the model's sizes."""
     kv_heads, head_dim = head_shape(model)
     return KVCache(
         length or model.context, kv_heads, head_dim, n_layers=len(model.blocks), batch_size=batch, dtype=dtype
@@ -110,7 +110,7 @@ class NativeEngine:
         return int(self._decoder.weight_bytes)
 
     def fresh(self) -> bool:
-        """True if quantized copies still match the weights; this reads the weights once."""
+        """Tell whether quantized copies still match the weights; reads all weights once."""
         return bool(self._decoder.fresh())
 
     def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
@@ -127,7 +127,7 @@ class NativeEngine:
 
 
 def _settings(model: LanguageModel) -> dict[str, Any]:
-    """Return the decoder's numbers and rotary frequencies, under the names of its native fields."""
+    """Return the native decoder's settings, by field name: sizes, flags and rotary frequencies."""
     c = describe(model)
     window_frequencies = c.frequencies if c.window_frequencies is None else c.window_frequencies
     frequencies = {
@@ -177,14 +177,14 @@ def _int4_weights(layer: Any, arena: Any = None) -> LinearWeights:
 
 
 def _weight_arena(model: LanguageModel) -> Any:
-    """Allocate memory for INT8 copies of all float32 matrices; INT4 copies fit into it as well."""
+    """Allocate memory for INT8 copies of all float32 matrices, which is enough for INT4 copies too."""
     assert native is not None
     shapes = [layer.weight.shape for layer in _linear_layers(model) if isinstance(layer, Linear)]
     return native.WeightArena(sum(native.packed_block_bytes(_Q8_0, *shape) for shape in shapes))
 
 
 def _embedding_rows(model: LanguageModel) -> Any:
-    """Token embedding as the decoder takes it: a float32 array, or rows of a mapped file."""
+    """Return the token embedding in the decoder's form: a float32 array, or rows of a mapped file."""
     embedding: Any = model.token_embedding
     return embedding.weight.data if isinstance(embedding, Embedding) else embedding.kernel
 
@@ -200,7 +200,7 @@ def _block_layers(block: Any) -> list[list[Any]]:
 
 
 def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[Any]:
-    """Return a block's weights in the decoder's order; optional norms are None if the block has none."""
+    """Return a block's weights in the decoder's order; `dense` converts a linear layer, missing norms are None."""
     qkv, (out,), up, (down,) = (list(map(dense, layers)) for layers in _block_layers(block))
     attention = block.self_attn
     query_norm, key_norm, post1, post2 = (
@@ -212,25 +212,25 @@ def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[An
 
 
 def _norm_weights(norm: Any) -> tuple[Array, Array | None] | None:
-    """Return weight and bias of a norm layer (no bias for RMS norm); None without a layer."""
+    """Return the weight and bias of a norm (None for RMS norm); None if there is no layer."""
     if norm is None:
         return None
     return norm.weight.data, norm.bias.data if hasattr(norm, "bias") else None
 
 
 def _linear_layers(model: LanguageModel) -> list[Any]:
-    """All linear layers in the order in which a token reads them."""
+    """Return all linear layers in the order in which the decoder reads them."""
     return [layer for block in model.blocks for group in _block_layers(block) for layer in group] + [model.head]
 
 
 def _is_native(model: LanguageModel) -> bool:
-    """True if the native decoder supports all layers of this model."""
+    """Tell whether the native decoder supports all layers of a model."""
     supported = all(isinstance(layer, Linear) or _packed_kernel(layer) is not None for layer in _linear_layers(model))
     return supported and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
 
 
 def _packed_kernel(layer: Any) -> Any:
-    """Return the quantized or sparse weights of a linear layer; None if it has neither."""
+    """Return the quantized or sparse weights inside a linear layer; None for a float layer."""
     kernel = vars(layer).get("kernel", vars(layer).get("_kernel"))
     packed = native is not None and isinstance(kernel, native.BlockMatrix | native.SparseWeights)
     return kernel if packed else None
@@ -246,7 +246,7 @@ class EngineCache:
         return EngineCache, ()
 
     def get(self, model: LanguageModel, weights: str) -> NativeEngine:
-        """Return the cached engine if it is still valid, or create a new one."""
+        """Return the cached engine for these `weights` ("float32", "int8", "int4"); create it if it is outdated."""
         entry = self._engines.get(weights)
         if entry is not None and self._is_valid(*entry, model):
             return entry[0]
@@ -256,7 +256,7 @@ class EngineCache:
 
     @staticmethod
     def _is_valid(engine: NativeEngine, engine_weights: list[Any], model: LanguageModel) -> bool:
-        """Tell whether the model still has the engine's arrays and settings, and quantized copies are up to date."""
+        """Tell whether an engine still has the model's arrays and settings, and up-to-date copies."""
         weights = _all_weights(model)
         unchanged = len(engine_weights) == len(weights) and all(
             a is b for a, b in zip(engine_weights, weights, strict=True)
@@ -267,7 +267,7 @@ class EngineCache:
 
 
 def _all_weights(model: LanguageModel) -> list[Any]:
-    """All float32 arrays, block kernels and sparse kernels of a model."""
+    """Return all float32 arrays and the packed kernels of a model."""
     kernels = map(_packed_kernel, model.modules())
     return [p.data for p in model.parameters()] + [kernel for kernel in kernels if kernel is not None]
 
@@ -279,7 +279,7 @@ class ModelEngine:
         self.model = model
 
     def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
-        """Compute logits for rows (n, 3) of token, sequence and position; see `NativeEngine.run`."""
+        """Compute logits for rows (n, 3) of (token, sequence, position); see `NativeEngine.run`."""
         one_each = len(rows) == cache.batch_size and bool((rows[:, 1] == np.arange(len(rows))).all())
         with no_grad():
             if one_each:
@@ -289,7 +289,7 @@ class ModelEngine:
             return self._prefill(rows, cache)[output_rows]
 
     def _prefill(self, rows: Array, cache: KVCache) -> Array:
-        """Run each sequence's rows separately; return the logits of all rows (n, vocabulary)."""
+        """Run the rows of each sequence at once, sequence by sequence; return all logits (n, vocabulary)."""
         logits = np.empty((len(rows), self.model.vocab), np.float32)
         for index in np.unique(rows[:, 1]):
             in_sequence = rows[:, 1] == index

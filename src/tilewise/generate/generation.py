@@ -83,7 +83,7 @@ def generate(
     rng, running = np.random.default_rng(seed), np.ones(len(prompts), bool)
 
     def new_tokens() -> Iterator[Any]:
-        """Sample tokens for every sequence, until all sequences have produced a stop token."""
+        """Yield the next token of every sequence until all have produced a stop token."""
         tokens = np.empty(0, np.int64)  # empty: the first call computes the prompts
         for _ in range(max_new_tokens):
             tokens = sampler.pick(next_logits(tokens), rng)
@@ -97,12 +97,13 @@ def generate(
 
 
 def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str, start: int) -> NextLogits:
-    """Create the function that computes the next logits with a cache, which holds the first `start` positions."""
+    """Return a function that computes the next logits with a cache; its first `start` positions are filled already."""
     engine = make_engine(model, weights)
     lengths = np.array([len(p) for p in prompts])
     batch = np.arange(len(prompts))
 
     def next_logits(tokens: Array) -> Array:
+        """Append one token per sequence, or the prompts at first, and return the logits after them."""
         if tokens.size == 0:  # first call: prefill all prompts in one batch of rows, without padding
             sequence = np.repeat(batch, lengths - start)
             position = np.concatenate([np.arange(start, n) for n in lengths])
@@ -116,10 +117,11 @@ def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights:
 
 
 def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
-    """Create the function that computes the next logits by running the whole sequences again."""
+    """Return a function that computes the next logits by running whole sequences again."""
     sequences = [list(p) for p in prompts]
 
     def next_logits(tokens: Array) -> Array:
+        """Append one token per sequence and run all sequences from their start."""
         for sequence, token in zip(sequences, tokens, strict=False):
             sequence.append(token)
         with no_grad(), layer_by_layer():  # every token is another shape
@@ -133,7 +135,7 @@ def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
 
 
 def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bool]:
-    """Convert the prompt to arrays of token ids; also return True if it is a single sequence."""
+    """Convert a prompt to token id arrays, one per sequence, and whether it was a single sequence."""
     if isinstance(prompt, str):
         raise ConfigurationError(
             "a prompt must be a sequence of token ids; encode the text first (data.encode(text) for the shipped gpt)"
@@ -160,7 +162,7 @@ def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bo
 
 
 def _checked_stops(stop: Any) -> frozenset[int]:
-    """Convert a stop token, a list of them or None to a checked list of token ids."""
+    """Convert a stop token, a list of them, or None to a set of token ids; raise if one is invalid."""
     several = isinstance(stop, set | frozenset) or np.ndim(stop) > 0
     stops = list(stop) if several else [] if stop is None else [stop]
     if not all(is_integer(s) for s in stops):
@@ -214,7 +216,7 @@ class Sampler:
             raise ConfigurationError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
 
     def pick(self, logits: Array, rng: np.random.Generator) -> Array:
-        """Choose one token id per row of logits (B, vocabulary), the most likely or a random one; returns (B,)."""
+        """Choose a token id for each row of logits (B, vocabulary), greedily or at random: (B,)."""
         if np.isnan(logits).any():
             raise ConfigurationError("the logits are NaN; the model's weights contain NaN or infinity")
         if self.temperature == 0:

@@ -63,7 +63,10 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
 
 
 def _build(state: Mapping[str, Any], path: str | os.PathLike[str], approximate: str, heads: int | None = None) -> GPT:
-    """Build a GPT whose sizes follow from its state dict, and load the state; `approximate` is GELU's form."""
+    """Build a GPT from a state dict, whose shapes determine its sizes.
+
+    `approximate` is the form of GELU, `path` is named in errors.
+    """
     try:
         vocabulary, width = state["token_embedding.weight"].shape
         context = state["position_embedding.weight"].shape[0]

@@ -48,7 +48,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        """Parse the template; an error if it uses what is not supported."""
+        """Parse the template; raise ConfigurationError if it uses an unsupported feature."""
         try:
             if len(source) > _MAX_TEMPLATE:
                 raise TemplateError("it is too long")
@@ -57,7 +57,7 @@ class ChatTemplate:
             raise _unusable(error) from None
 
     def render(self, messages: Sequence[Scope], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Return the text of a conversation, ending where the model's answer begins."""
+        """Return a conversation as text; with `add_generation_prompt` up to where the model's answer begins."""
         renderer = _Renderer()
         names: Scope = {name: partial(function, renderer) for name, function in _FUNCTIONS.items()}
         names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": None}
@@ -68,13 +68,13 @@ class ChatTemplate:
 
 
 def _unusable(error: Exception) -> ConfigurationError:
-    """Turn any error of a template into the one-sentence error that users see."""
+    """Convert an exception of a template to the one-sentence error that users see."""
     reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
     return ConfigurationError(f"the chat template of this model cannot be used: {reason}")
 
 
 def _supported(table: dict[str, Callable[..., Any]], name: str, kind: str) -> Callable[..., Any]:
-    """Look up a filter, test or function of the template language, or raise if it is not implemented."""
+    """Return the filter, test or function (`kind`) called `name` from `table`; raise if it is not supported."""
     if name not in table:
         raise TemplateError(f"the {kind} {name[:40]!r} is not supported")
     return table[name]
@@ -89,7 +89,7 @@ _TOKENS = re.compile(rf"({_STRING})|\|\s*([A-Za-z_]\w*)|(~)|\bis\s+(not\s+)?in\b
 
 
 def _split(source: str) -> Iterator[tuple[str, str]]:
-    """Yield (kind, content): texts without the white space that Jinja removes, "{" expressions and "%" statements."""
+    """Yield (kind, content): literal text after Jinja's whitespace control, "{" expressions, "%" statements."""
     position, removes_all, removes_line_break, at_line_start = 0, False, False, True
     while position <= len(source):
         start = re.compile(r"\{[{%#]|\Z").search(source, position)
@@ -119,7 +119,7 @@ def _split(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _as_python(source: str) -> str:
-    """Translate a template to Python source: an expression alone is printed, and blocks are indented."""
+    """Translate a template to Python source, whose syntax tree `_Renderer` interprets."""
     lines: list[str] = []
     ends: list[str] = []  # the words that end the open blocks
     for kind, content in _split(source):
@@ -146,6 +146,7 @@ def _expression(text: str) -> str:
     """Translate an expression to Python: filters, `~`, strings, and the `else` that Jinja does not require."""
 
     def translate(token: re.Match[str]) -> str:
+        """Translate one token of an expression."""
         if token[1]:  # a string may contain line breaks, and any backslash
             return repr(token[1][1:-1].encode("ascii", "backslashreplace").decode("unicode-escape"))
         return (
@@ -163,7 +164,7 @@ def _expression(text: str) -> str:
 
 
 def _for_loop(text: str) -> str:
-    """Translate `a, b in iterable if condition`; the condition becomes a filter of the iterable."""
+    """Translate `a, b in iterable if condition` to Python; the condition filters the iterable."""
     header = re.fullmatch(r"\(?\s*(\w+(?:\s*,\s*\w+)*)\s*\)?\s+in\s+(.*)", text, re.DOTALL)
     if header is None:
         raise TemplateError(f"'for {text[:60]}' is not a loop")
@@ -174,7 +175,7 @@ def _for_loop(text: str) -> str:
 
 
 def _assignment(text: str) -> str:
-    """Translate `name = value`, or the beginning of a block whose text is the value."""
+    """Translate `name = value` to Python, or the beginning of a block whose text becomes the value."""
     target, equals, value = text.partition("=")
     if not re.fullmatch(r"\w+(\.\w+)?\s*", target):
         raise TemplateError(f"'set {text[:60]}' is not an assignment")
@@ -196,14 +197,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Compare two values; two nonempty lists or dictionaries are an error: nested ones could take forever."""
+    """Compare two values; comparing two non-empty containers raises, as nested ones could take forever."""
     if isinstance(a, list | dict) and isinstance(b, list | dict) and a and b:
         raise TemplateError("lists cannot be compared")
     return bool(a == b)
 
 
 def _contains(a: Any, b: Any) -> bool:
-    """Evaluate `a in b` of the template language."""
+    """Evaluate the template language's `a in b`."""
     if isinstance(a, list | dict):
         raise TemplateError("lists cannot be compared")
     return a in b
@@ -237,13 +238,13 @@ _ARITHMETIC |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
 
 
 class _Renderer:
-    """Walks statements and expressions. Scopes are dictionaries, the innermost last."""
+    """Interprets a template's syntax tree within a budget of steps; scopes are dicts, the innermost last."""
 
     def __init__(self) -> None:
         self._budget = _BUDGET
 
     def spend(self, *values: Any) -> Any:
-        """Charge the budget for one step and for the size of the values it makes or reads; return the last value."""
+        """Charge the budget for one step and the sizes of these values; return the last value."""
         self._budget -= 1
         for value in values:
             if isinstance(value, str | list | dict):
@@ -256,11 +257,11 @@ class _Renderer:
         return values[-1] if values else None
 
     def run(self, statements: list[ast.stmt], scopes: list[Scope]) -> str:
-        """Return the text that statements print."""
+        """Execute statements and return the text they output."""
         return str(self.spend("".join([self.spend(self._run(statement, scopes)) for statement in statements])))
 
     def _run(self, statement: ast.stmt, scopes: list[Scope]) -> str:
-        """Run one statement and return its text; an error if it is not in the subset."""
+        """Execute one statement and return its text; raise if it is not supported."""
         match statement:
             case ast.Expr(expression):
                 return self.text(self.value(expression, scopes))
@@ -283,7 +284,7 @@ class _Renderer:
         return ""
 
     def _rows(self, target: ast.expr, iterable: ast.expr, scopes: list[Scope]) -> list[Scope]:
-        """Return, for each round of a loop, the variables it sets: the target's names, and `loop`."""
+        """Return the variables of each loop iteration: the target's names, and `loop`."""
         names = [ast.unparse(name) for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
         condition: ast.expr = ast.Constant(True)
         if isinstance(iterable, ast.Tuple) and isinstance(test := iterable.elts[-1], ast.Lambda):
@@ -301,7 +302,7 @@ class _Renderer:
         return rows
 
     def _assign(self, target: ast.expr, value: Any, scopes: list[Scope]) -> None:
-        """Assign to a name of the innermost scope, or to an attribute of a namespace."""
+        """Assign to a variable of the innermost scope, or to an attribute of a namespace."""
         if isinstance(target, ast.Name):
             scopes[-1][target.id] = value
             return
@@ -311,13 +312,13 @@ class _Renderer:
         owner[target.attr] = value
 
     def _macro(self, parameters: ast.arguments, body: list[ast.stmt], scopes: list[Scope]) -> partial[str]:
-        """Return a function that runs the body, with its parameters in a scope of their own."""
+        """Return a function that executes a macro's body in a scope with its parameters."""
         names = [parameter.arg for parameter in parameters.args]
         defaults = [_UNDEFINED] * (len(names) - len(parameters.defaults))
         defaults += [self.value(each, scopes) for each in parameters.defaults]
 
         def call(*values: Any, **keywords: Any) -> str:
-            """Run the body with these arguments."""
+            """Execute the body with these arguments and return its text."""
             arguments = dict(zip(names, defaults, strict=True)) | dict(zip(names, values, strict=False)) | keywords
             return self.run(body, [scopes[0], arguments])
 
@@ -326,7 +327,7 @@ class _Renderer:
     # --- expressions ---
 
     def value(self, node: ast.expr, scopes: list[Scope]) -> Any:
-        """Return the value of an expression; an error if a node is not in the subset."""
+        """Evaluate an expression; raise if it contains an unsupported node."""
         self.spend()
         return self._value(node, lambda part: self.value(part, scopes), scopes)
 
@@ -374,7 +375,7 @@ class _Renderer:
         raise TemplateError(f"{ast.unparse(node)[:60]!r} is not supported")
 
     def _compute(self, op: ast.operator, a: Any, b: Any) -> Any:
-        """Apply +, -, *, ... to numbers, + to texts and lists; `~`, parsed as `@`, joins anything as text."""
+        """Apply an arithmetic operator, or concatenate: + for texts and lists, `~` (parsed as `@`) for any."""
         if isinstance(op, ast.MatMult):
             return self.spend(self.text(a) + self.text(b))
         is_sum = isinstance(op, ast.Add) and type(a) is type(b) and isinstance(a, str | list)
@@ -383,13 +384,13 @@ class _Renderer:
         return self.spend(_ARITHMETIC[type(op)](a, b))
 
     def _test(self, tested: Any, node: ast.expr, value: Callable[[ast.expr], Any]) -> bool:
-        """Evaluate `tested is node`, where the node names a test."""
+        """Evaluate the test `tested is node`, in which the node names a test."""
         arguments = [value(each) for each in node.args] if isinstance(node, ast.Call) else []
         node = node.func if isinstance(node, ast.Call) else node
         return bool(_supported(_TESTS, ast.unparse(node).lower(), "test")(tested, *arguments))
 
     def _call(self, function: ast.expr, arguments: list[Any], keywords: Scope, value: Callable[[ast.expr], Any]) -> Any:
-        """Call a macro, a function, a method or a filter."""
+        """Call a macro, function, text method or filter with evaluated arguments."""
         if isinstance(function, ast.Name):
             target = value(function)
             if not isinstance(target, partial):
@@ -405,7 +406,7 @@ class _Renderer:
         return _supported(_DICT_METHODS if isinstance(owner, dict) else {}, name, "method")(self, owner, *arguments)
 
     def _filter(self, filtered: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
-        """Apply the filter `name` to a value, or call the text method of that name."""
+        """Apply the filter `name` to a value, or the text method of that name."""
         name = name.removeprefix(_FILTER)
         self.spend(filtered, *arguments)
         if name in _TEXT_METHODS:
@@ -418,25 +419,25 @@ class _Renderer:
     # --- values ---
 
     def reserve(self, length: int) -> None:
-        """Refuse a text of this length before it takes memory."""
+        """Raise if a text of this length would exceed the budget, before it is allocated."""
         if length > _MAX_LENGTH:
             raise TemplateError("a text is too long")
 
     def text(self, value: Any) -> str:
-        """Return a value as text; a list raises an error, since a nested one could be endless."""
+        """Convert a scalar value to text; a list raises, since nested ones could be endless."""
         if not isinstance(value, str | int | float | None) and value is not _UNDEFINED:
             raise TemplateError("a list or dictionary is printed without tojson")
         return "" if value is _UNDEFINED else str(value)
 
     def elements(self, value: Any) -> list[Any]:
-        """Return the elements of a list, text, dictionary or range; pairs become lists."""
+        """Return the elements of a list, text, dict (its keys) or range as a list; tuples in it become lists."""
         self.reserve(0 if value is _UNDEFINED else len(value))
         elements = [list(each) if isinstance(each, tuple) else each for each in value]
         self.spend(elements)
         return elements
 
     def json(self, value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-        """Write a value as JSON, after charging the budget for every nested value."""
+        """Serialize a value as JSON, after charging the budget for each nested value."""
         nested, white_space, spaces = [(value, 1)], 0, None if indent is None else min(8, max(0, indent))
         while nested:
             part, depth = nested.pop()
@@ -448,13 +449,13 @@ class _Renderer:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=spaces)
 
     def join(self, value: Any, separator: str = "") -> str:
-        """Join the elements of a list as text, within the limit on the length of the result."""
+        """Concatenate the elements of a list as text, within the budget."""
         texts = [self.text(each) for each in self.elements(value)]
         self.reserve(len(texts) * len(separator))
         return separator.join(texts)
 
     def select(self, value: Any, key: str, test: str = "", *arguments: Any) -> tuple[list[Any], list[Any]]:
-        """Divide elements into those whose attribute satisfies a test (is true) and the others."""
+        """Split elements into those whose attribute `key` passes a test (default: is true) and the others."""
         groups: tuple[list[Any], list[Any]] = [], []
         for each in self.elements(value):
             item = _item(each, key)
@@ -465,14 +466,14 @@ class _Renderer:
         raise TemplateError(self.text(message))
 
     def strftime_now(self, form: str) -> str:
-        """Format the current local time; formats are limited to 40 characters."""
+        """Format the current local time; the format may have at most 40 characters."""
         if not re.fullmatch(r"(?:%[A-Za-z%]|[^%]){0,40}", form):
             raise TemplateError(f"the time format {form[:40]!r} is not supported")
         return datetime.datetime.now().strftime(form)
 
 
 def _item(owner: Any, key: Any) -> Any:
-    """Return an element of a dictionary or list, or a character of a text; undefined if there is none."""
+    """Return owner[key] of a dict, list or text; undefined if there is none."""
     if owner is _UNDEFINED:
         raise TemplateError(f"there is nothing that has {str(key)[:40]!r}")
     if isinstance(owner, dict):

@@ -31,7 +31,7 @@ _MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24  # guard against hostile files
 
 @dataclass(frozen=True)
 class DecoderFamily:
-    """Differences of the models of one `general.architecture` from LLaMA; `LlamaConfig` explains the common fields."""
+    """Settings in which an architecture's models differ from LLaMA; `LlamaConfig` explains common fields."""
 
     norm: str = "rms"
     post_norms: bool = False
@@ -162,7 +162,7 @@ def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
 
 
 class _Source:
-    """Checked access to the file's metadata and tensors; anything missing or of the wrong shape is an error."""
+    """Checked access to the metadata and tensors of a GGUF file; missing or misshapen ones raise."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -174,21 +174,21 @@ class _Source:
         return FileFormatError(f"{self.file.path} is not a complete model: {reason}.")
 
     def text(self, key: str) -> str:
-        """Return the metadata's string under `key`; raise an error for another type."""
+        """Return a string of the metadata; raise if it has another type."""
         value = self.file.metadata.get(key)
         if not isinstance(value, str):
             raise self.error(f"its {key} is missing")
         return value
 
     def size(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_SIZE) -> int:
-        """Return the metadata's integer under `key`, between `minimum` and `maximum`."""
+        """Return an integer of the metadata (or `default`); raise unless it is in [minimum, maximum]."""
         value = self.file.metadata.get(self.prefix + key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
         return value
 
     def real(self, key: str, default: float, zero: bool = False) -> float:
-        """Return the metadata's positive number under `key`; 0 is accepted if `zero`."""
+        """Return a positive number of the metadata (or `default`); 0 is valid only if `zero`."""
         value = self.file.metadata.get(self.prefix + key, default)
         if not isinstance(value, int | float) or not (1e-12 < float(value) < 1e12 or (zero and value == 0)):
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
@@ -204,7 +204,7 @@ class _Source:
         self.checked.add(name)
 
     def split(self, name: str, row_counts: dict[str, int]) -> None:
-        """Replace a tensor by its groups of consecutive rows: `row_counts` has their names and sizes."""
+        """Replace a tensor by consecutive groups of its rows; `row_counts` maps their names to their sizes."""
         info, rows, first = self.file.tensors.pop(name), sum(row_counts.values()), 0
         if info.shape[0] != rows or (len(info.shape) == 1 and info.kind.block > 1):
             raise self.error(f"the tensor {name!r} is {info.shape}, not {rows} rows")
@@ -220,7 +220,7 @@ class _Source:
         return self.file.floats(name)
 
     def linear(self, name: str, inputs: int, outputs: int, bias: bool) -> Any:
-        """Read a linear layer: an ordinary one in F32, else one that computes on the file's blocks."""
+        """Create a linear layer from a tensor; quantized formats are computed on the file's blocks."""
         self.check(f"{name}.weight", outputs, inputs)
         bias_values = self.floats(f"{name}.bias", outputs) if bias else None
         info = self.file.tensors[f"{name}.weight"]
@@ -240,7 +240,7 @@ class _Source:
         return layer
 
     def embedding(self, vocabulary: int, width: int) -> Any:
-        """Read the token embedding, whose rows stay in the file."""
+        """Create the token embedding, whose rows stay in the mapped file."""
         self.check("token_embd.weight", vocabulary, width)
         info = self.file.tensors["token_embd.weight"]
         if info.kind.name != "F32":
@@ -251,7 +251,7 @@ class _Source:
         return embedding
 
     def reserve(self) -> None:
-        """Allocate the memory of all packed matrices at once, so that large pages hold them."""
+        """Allocate memory for all packed matrices at once, so that it is backed by large pages."""
         head = "output.weight" if "output.weight" in self.file.tensors else "token_embd.weight"
         sizes = [
             packed_bytes(info.kind, (info.shape[0], info.shape[1]))
@@ -262,7 +262,7 @@ class _Source:
             self.arena = native.WeightArena(sum(sizes))
 
     def head(self, width: int, vocabulary: int) -> Any:
-        """Read the output layer; a file without one shares the token embedding."""
+        """Create the output layer; a file without one shares the token embedding."""
         name = "output" if "output.weight" in self.file.tensors else "token_embd"
         return self.linear(name, width, vocabulary, False)
 
@@ -275,7 +275,7 @@ class _Source:
 
 
 def _short(value: Any) -> str:
-    """Describe a metadata value for an error message."""
+    """Format a metadata value briefly for an error message."""
     return "missing" if value is None else repr(value)[:40]
 
 
@@ -283,7 +283,7 @@ def _short(value: Any) -> str:
 
 
 def _build(source: _Source, architecture: DecoderFamily) -> Llama:
-    """Build the model from the file's tensors; the shapes of all matrices are checked before memory is allocated."""
+    """Build the model from a file's tensors, whose shapes are all checked before memory is allocated."""
     config = _read_config(source, architecture)
     for i in range(config.layers):
         _split_fused(source, config, f"blk.{i}.")
@@ -312,7 +312,7 @@ def _build(source: _Source, architecture: DecoderFamily) -> Llama:
 
 
 def _tensor_name(module: str, names: dict[str, str]) -> str:
-    """Return the name in the file of a module: "blocks.3.norm1" is "blk.3.attn_norm"."""
+    """Return the tensor name in the file of a module's path: "blocks.3.norm1" is "blk.3.attn_norm"."""
     if not module.startswith("blocks."):
         return names[module]
     _, index, path = module.split(".", 2)
@@ -320,7 +320,7 @@ def _tensor_name(module: str, names: dict[str, str]) -> str:
 
 
 def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
-    """Split fused projections into query, key and value, and into gate and up."""
+    """Split a block's fused projections into query, key and value, and into gate and up."""
     tensors, keys = source.file.tensors, config.kv_heads * config.head_dim
     for kind in ("weight", "bias"):
         if f"{prefix}attn_qkv.{kind}" in tensors:
@@ -332,7 +332,7 @@ def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
 
 
 def _check_matrices(source: _Source, config: LlamaConfig) -> None:
-    """Check the shapes of all blocks' matrices before the first is read."""
+    """Check the shapes of all matrices before the first one is read."""
     width, queries, keys = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (keys, width)}
     shapes |= {"attn_output": (width, queries), "ffn_up": (config.hidden, width), "ffn_down": (width, config.hidden)}
@@ -399,7 +399,7 @@ def _windows(source: _Source, architecture: DecoderFamily, layers: int) -> tuple
 
 
 def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context: int) -> dict[str, Any]:
-    """Compute the rotary fields of the description, scaled as the metadata says."""
+    """Return the rotary settings of `LlamaConfig`, scaled as the metadata says."""
     pairs = source.size("rope.dimension_count", head_dim) // 2
     if 2 * pairs > head_dim:
         raise source.error(f"{2 * pairs} rotary dimensions are more than the head width of {head_dim}")
@@ -415,7 +415,7 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
     frequencies, scale = _ROPE_SCALINGS[kind](source, frequencies, base, factor, trained)
 
     def divided(name: str) -> Array:
-        """Frequencies divided by the factors in a tensor, if the file has it."""
+        """Return the frequencies divided by the factors in a tensor, or unchanged if the file lacks it."""
         divisors = source.floats(name, pairs) if name in source.file.tensors else np.ones(pairs)
         if not (divisors > 1e-6).all():  # smaller ones would overflow
             raise source.error(f"its {name} are not all positive")
@@ -436,11 +436,14 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
 
 
 def _yarn(source: _Source, frequencies: Array, base: float, factor: float, trained: int) -> tuple[Array, float]:
-    """Interpolate slow frequencies, keep fast ones and magnify all (YaRN, Peng et al. 2023, sections 3.2 and 3.4)."""
+    """Scale rotary frequencies by YaRN (Peng et al. 2023, sections 3.2, 3.4): interpolate slow ones, keep fast ones.
+
+    Returns the frequencies and the factor that multiplies all rotated values.
+    """
     pairs = len(frequencies)
 
     def pair_with_turns(turns: float) -> float:
-        """Return the (fractional) index of the pair that makes this many turns over the trained context."""
+        """Return the fractional index of the pair that rotates `turns` times over the trained context."""
         return pairs * math.log(trained / (turns * 2 * math.pi)) / math.log(base)
 
     low = max(0, math.floor(pair_with_turns(source.real("rope.scaling.yarn_beta_fast", 32.0))))

@@ -64,7 +64,7 @@ class GGUFFile:
         return aligned.reshape(-1, info.kind.block_bytes)
 
     def release(self, name: str) -> None:
-        """Remove a tensor that was copied from the resident memory of this process; it stays readable."""
+        """Drop a tensor that was copied from this process's resident memory; it can still be read."""
         info = self.tensors[name]
         first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
@@ -92,7 +92,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Parser:
-    """Parses the header sequentially; `remaining` is the number of bytes that metadata may still take."""
+    """Sequential parser of a GGUF header; `remaining` is the number of bytes that metadata may still use."""
 
     def __init__(self, stream: IO[bytes], path: Path, mapping: mmap.mmap) -> None:
         self.stream, self.path, self.mapping, self.size = stream, path, mapping, len(mapping)
@@ -117,7 +117,7 @@ class _Parser:
         return GGUFFile(self.path, version, metadata, self._tensors(tensors, _alignment(metadata, self)), self.mapping)
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
-        """Parse the tensor table; offsets in it are relative to the aligned end of the table."""
+        """Parse the table of `count` tensors, whose offsets are relative to its aligned end."""
         entries = [self._tensor() for _ in range(count)]
         start = -(-self.stream.tell() // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
@@ -165,15 +165,15 @@ class _Parser:
         return content
 
     def number(self, form: str) -> int:
-        """Read one number in the notation of `struct`."""
+        """Read one number of a `struct` format such as "<I"."""
         return int(struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0])
 
     def string(self) -> str:
-        """Read a string with its 64-bit length in front."""
+        """Read a string, which has its length as a 64-bit integer in front."""
         return self.read_bytes(self.number("<Q")).decode("utf-8", "replace")
 
     def name(self) -> str:
-        """Read a string that must be short: the name of a key or a tensor."""
+        """Read the name of a key or tensor, a string of limited length."""
         length = self.number("<Q")
         if length > _MAX_NAME_BYTES:
             raise self.error(f"a name of {length} bytes is too long")
@@ -192,7 +192,7 @@ class _Parser:
         raise self.error(f"a value has the unknown type {kind}")
 
     def array(self, kind: int, count: int) -> Any:
-        """Parse an array of numbers or bools (as an array), or of strings (as a list)."""
+        """Parse `count` numbers or bools (returned as an array), or strings (as a list)."""
         if kind == _STRING:
             return self.strings(count)
         if kind not in _NUMBERS and kind != _BOOL:

@@ -31,18 +31,18 @@ class TensorKind:
     to_floats: Callable[[Array], Array]
 
 
-def _half(raw: Array, at: int) -> Array:
-    """Read the float16 number at byte `at` of each block, (n, 1)."""
+def _read_float16(raw: Array, at: int) -> Array:
+    """Return the float16 number at byte `at` of each block as float32, (n, 1)."""
     return np.ascontiguousarray(raw[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _codes(packed: Array) -> Array:
-    """Unpack 4-bit codes: all low halves, then all high halves."""
+    """Unpack 4-bit codes (n, bytes), all low halves before all high halves."""
     return np.concatenate([packed & 15, packed >> 4], 1)
 
 
 def _five_bit_codes(raw: Array, at: int) -> Array:
-    """Unpack 5-bit codes: 32 fifth bits at byte `at` of each block, then the low 4 bits."""
+    """Unpack 5-bit codes: 32 high bits from byte `at` of each block on, then the low 4 bits."""
     fifth = np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little")
     codes: Array = (_codes(raw[:, at + 4 :]) | fifth << 4).astype(np.float32)
     return codes
@@ -60,7 +60,7 @@ def _scale_k(raw: Array, codes: Array) -> Array:
     first, second, upper = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     multiples = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], 1).astype(np.float32)
     minimums = np.concatenate([second & 63, (upper >> 4) | (second >> 6 << 4)], 1).astype(np.float32)
-    values = (_half(raw, 0) * multiples)[:, :, None] * codes - (_half(raw, 2) * minimums)[:, :, None]
+    values = (_read_float16(raw, 0) * multiples)[:, :, None] * codes - (_read_float16(raw, 2) * minimums)[:, :, None]
     return values.reshape(-1, 256)
 
 
@@ -77,35 +77,40 @@ def _q6_k(raw: Array) -> Array:
     quarters = [(low[:, :, :32] & 15), (low[:, :, 32:] & 15), (low[:, :, :32] >> 4), (low[:, :, 32:] >> 4)]
     codes = np.stack([q | (high >> 2 * i & 3) << 4 for i, q in enumerate(quarters)], 2)  # (n, 2, 4, 32)
     values = codes.reshape(-1, 16, 16).astype(np.float32) - 32
-    return (values * (_half(raw, 208) * scales)[:, :, None]).reshape(-1, 256)
+    return (values * (_read_float16(raw, 208) * scales)[:, :, None]).reshape(-1, 256)
 
 
 KINDS = {
     0: TensorKind("F32", 1, 4, lambda raw: raw.view("<f4").astype(np.float32, copy=False)),
     1: TensorKind("F16", 1, 2, lambda raw: raw.view("<f2").astype(np.float32)),
-    2: TensorKind("Q4_0", 32, 18, lambda raw: _half(raw, 0) * (_codes(raw[:, 2:]).astype(np.float32) - 8)),
-    3: TensorKind("Q4_1", 32, 20, lambda raw: _half(raw, 0) * _codes(raw[:, 4:]).astype(np.float32) + _half(raw, 2)),
-    6: TensorKind("Q5_0", 32, 22, lambda raw: _half(raw, 0) * (_five_bit_codes(raw, 2) - 16)),
-    7: TensorKind("Q5_1", 32, 24, lambda raw: _half(raw, 0) * _five_bit_codes(raw, 4) + _half(raw, 2)),
-    8: TensorKind("Q8_0", 32, 34, lambda raw: _half(raw, 0) * raw[:, 2:].view(np.int8).astype(np.float32)),
+    2: TensorKind("Q4_0", 32, 18, lambda raw: _read_float16(raw, 0) * (_codes(raw[:, 2:]).astype(np.float32) - 8)),
+    3: TensorKind(
+        "Q4_1",
+        32,
+        20,
+        lambda raw: _read_float16(raw, 0) * _codes(raw[:, 4:]).astype(np.float32) + _read_float16(raw, 2),
+    ),
+    6: TensorKind("Q5_0", 32, 22, lambda raw: _read_float16(raw, 0) * (_five_bit_codes(raw, 2) - 16)),
+    7: TensorKind("Q5_1", 32, 24, lambda raw: _read_float16(raw, 0) * _five_bit_codes(raw, 4) + _read_float16(raw, 2)),
+    8: TensorKind("Q8_0", 32, 34, lambda raw: _read_float16(raw, 0) * raw[:, 2:].view(np.int8).astype(np.float32)),
     12: TensorKind("Q4_K", 256, 144, lambda raw: _scale_k(raw, _k_codes(raw[:, 16:]).astype(np.float32))),
     13: TensorKind("Q5_K", 256, 176, _q5_k),
     14: TensorKind("Q6_K", 256, 210, _q6_k),
-    20: TensorKind("IQ4_NL", 32, 18, lambda raw: _half(raw, 0) * _NON_LINEAR[_codes(raw[:, 2:])]),
+    20: TensorKind("IQ4_NL", 32, 18, lambda raw: _read_float16(raw, 0) * _NON_LINEAR[_codes(raw[:, 2:])]),
     30: TensorKind("BF16", 1, 2, lambda raw: (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)),
 }
 _CODES = {kind.name: code for code, kind in KINDS.items()}
 
 
 class NumpyBlocks:
-    """A matrix in blocks without the compiled kernels; rows become float32 when they are needed."""
+    """A matrix in quantized blocks, without compiled kernels: rows are dequantized on demand."""
 
     def __init__(self, kind: TensorKind, raw: Array, shape: tuple[int, int]) -> None:
         self.kind, self.shape, self._raw = kind, shape, raw.reshape(shape[0], -1)
         self.nbytes = raw.nbytes
 
     def rows(self, indices: Array) -> Array:
-        """Return rows as float32 (n, columns)."""
+        """Dequantize the rows `indices` to float32 (n, columns)."""
         raw = np.ascontiguousarray(self._raw[indices]).reshape(-1, self.kind.block_bytes)
         return self.kind.to_floats(raw).reshape(len(indices), self.shape[1])
 
@@ -116,19 +121,19 @@ class NumpyBlocks:
 
 
 def packed_bytes(kind: TensorKind, shape: tuple[int, int]) -> int:
-    """Bytes that a matrix takes in an arena; 0 for formats that stay in the file."""
+    """Return the bytes that a packed matrix takes in an arena; 0 for formats that stay in the file."""
     return 0 if native is None else int(native.packed_block_bytes(_CODES[kind.name], *shape))
 
 
 def block_matrix(kind: TensorKind, raw: Array, shape: tuple[int, int], arena: Any = None) -> Any:
-    """Make the kernel that multiplies by a matrix: integer formats are packed, floats stay where they are."""
+    """Create the kernel that multiplies by a matrix: integer formats are packed, floats stay in the file."""
     if native is None:
         return NumpyBlocks(kind, raw, shape)
     return native.BlockMatrix(_CODES[kind.name], raw.reshape(-1), *shape, arena)
 
 
 def block_rows(kind: TensorKind, raw: Array, shape: tuple[int, int]) -> Any:
-    """Make a kernel that looks up and dequantizes rows of a (rows, width) table, which stays in the file's format."""
+    """Create the kernel that looks up rows of a (rows, width) table, which stays in the file's format."""
     return (
         NumpyBlocks(kind, raw, shape)
         if native is None

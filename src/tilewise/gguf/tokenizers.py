@@ -39,7 +39,7 @@ class _Vocabulary:
     adds_begin: bool
 
     def ids(self) -> dict[str, int]:
-        """Map each spelling to its first token, without control tokens."""
+        """Map each token's text to its first id; control tokens are left out."""
         ids = dict(zip(reversed(self.tokens), range(len(self.tokens) - 1, -1, -1), strict=True))
         for token, i in self.of_types(_CONTROL).items():
             if ids.get(token) == i:
@@ -47,7 +47,7 @@ class _Vocabulary:
         return ids
 
     def of_types(self, *types: int) -> dict[str, int]:
-        """Map the spellings of tokens of these types to the tokens."""
+        """Map the texts of tokens of these types to their ids."""
         places = np.flatnonzero(np.isin(self.types, types)).tolist()
         return {self.tokens[i]: i for i in places if self.tokens[i]}
 
@@ -56,7 +56,7 @@ class Tokenizer:
     """Converts text to token ids and back. `stops` are the tokens that end a text."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
-        """Collect the tokens that are recognized in a text as a whole."""
+        """Collect the special tokens that are recognized as a whole in a text."""
         self._vocabulary, self._ids = vocabulary, vocabulary.ids()
         written = vocabulary.of_types(_CONTROL, _USER_DEFINED)
         ends = {written[spelling] for spelling in _ENDINGS if spelling in written}
@@ -66,8 +66,8 @@ class Tokenizer:
     def encode(self, text: str, control: bool = False) -> list[int]:
         """Convert text to token ids, after the beginning-of-text token if the model uses one.
 
-        Control tokens written in the text count as such only if `control`: a user's text must not contain them, a chat
-        template's output does.
+        Control tokens spelled out in the text are recognized only if `control`: a user's text must not contain them, a
+        chat template's output does.
         """
         begin = self._vocabulary.special.get("bos")
         ids: list[int] = []
@@ -76,7 +76,7 @@ class Tokenizer:
         return [begin, *ids] if self._vocabulary.adds_begin and begin is not None and ids[:1] != [begin] else ids
 
     def spelling(self, name: str) -> str:
-        """Return the spelling of a special token ("bos", "eos"), empty if the model has none."""
+        """Return the text of the special token `name` ("bos", "eos"); "" if the model has none."""
         token = self._vocabulary.special.get(name)
         return "" if token is None else self._vocabulary.tokens[token]
 
@@ -89,7 +89,7 @@ class Tokenizer:
         return self._piece_bytes(token)
 
     def _text_ids(self, text: str) -> list[int]:
-        """Tokens of a text between whole tokens."""
+        """Return the token ids of a text without special tokens."""
         raise NotImplementedError
 
     def _piece_bytes(self, token: int) -> bytes:
@@ -97,7 +97,7 @@ class Tokenizer:
 
 
 class _WholeTokens:
-    """Finds tokens that are written out in a text: the leftmost first, the longest among those."""
+    """Finds special tokens spelled out in a text: the leftmost, and the longest at equal positions."""
 
     def __init__(self, ids: dict[str, int]) -> None:
         self._ids = ids
@@ -107,7 +107,7 @@ class _WholeTokens:
         self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Yield the tokens and the texts between them."""
+        """Yield the special tokens' ids and the texts between them, in order."""
         start = position = 0
         while position < len(text):
             for length in self._lengths.get(text[position], ()):
@@ -145,7 +145,7 @@ def _sentence_piece(metadata: dict[str, Any], vocabulary: int, path: str) -> Tok
 
 
 def _byte_level(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer:
-    """Create a byte-level tokenizer; a file that names no way of splitting words is split as GPT-2 does."""
+    """Build a byte-level BPE tokenizer; words are split as in GPT-2 unless the file says otherwise."""
     name = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if not isinstance(name, str) or name not in _SPLITTERS:
         raise FileFormatError(f"{path} has a tokenizer that splits words in the unsupported way {str(name)[:40]!r}.")
@@ -162,7 +162,10 @@ _TOKENIZERS = {"gpt2": _byte_level, "llama": _sentence_piece}
 def _vocabulary(
     metadata: dict[str, Any], size: int, path: str, special: dict[str, int], adds_begin: bool
 ) -> _Vocabulary:
-    """Read the tokens; `size` is the number of embeddings, `special` and `adds_begin` are the defaults."""
+    """Read the tokens of a file; `size` is the number of embeddings.
+
+    `special` and `adds_begin` are the defaults for metadata that is missing.
+    """
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not 1 <= len(tokens) <= min(size, _MAX_TOKENS):
         raise FileFormatError(f"{path} has a damaged tokenizer: its tokens do not match {size} embeddings.")
@@ -176,7 +179,7 @@ def _vocabulary(
 
 
 def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default: float) -> Array:
-    """Read one number of the kind of `default` per token, or `default` for all tokens if the key is missing."""
+    """Read one number per token from the metadata; `default` for all tokens if the key is missing."""
     values = metadata.get(key, np.full(count, default))
     kinds = "iu" if isinstance(default, int) else "iuf"
     if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds or len(values) != count:
@@ -188,7 +191,7 @@ def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default:
 
 
 def merge(pieces: list[str], cost: Callable[[str, str], float | None]) -> list[str]:
-    """Join neighbours in the order of `cost`, the lowest first, the leftmost among equals (Sennrich et al. 2016).
+    """Merge adjacent pieces, the pair of lowest cost first, the leftmost among equals (BPE, Sennrich et al. 2016).
 
     `cost(a, b)` is None if `a` and `b` cannot be joined. The pieces form a linked list and the candidate pairs a heap,
     so a text of n pieces takes O(n log n) steps.
@@ -199,7 +202,7 @@ def merge(pieces: list[str], cost: Callable[[str, str], float | None]) -> list[s
     heap: list[tuple[float, int, str, str]] = []
 
     def push(left: int) -> None:
-        """Add the pair of a piece and its right neighbour to the heap, if it can be joined."""
+        """Add the pair of piece `left` and its right neighbour to the heap, if they can be joined."""
         right = right_of[left]
         if right < 0:
             return
@@ -242,18 +245,18 @@ class SentencePieceTokenizer(Tokenizer):
         self._values = {i: byte for byte, i in self._bytes.items()}
 
     def _text_ids(self, text: str) -> list[int]:
-        """Return the tokens of plain text (no special tokens in it)."""
+        """Return the token ids of a text without special tokens."""
         # A text after a whole token begins a word, as the first one does.
         spelling = (_SPACE if self._prefix else "") + text.replace(" ", _SPACE)
         return [i for piece in merge(list(spelling), self._cost) for i in self._piece_ids(piece)]
 
     def _cost(self, left: str, right: str) -> float | None:
-        """Return the merge priority of two adjacent pieces: minus the score of the joined token."""
+        """Return the merge cost of two adjacent pieces, minus the joined token's score; None if unknown."""
         token = self._ids.get(left + right)
         return None if token is None else -self._scores[token]
 
     def _piece_ids(self, piece: str) -> list[int]:
-        """Return the token of a piece, or the tokens of its bytes."""
+        """Return the token id of a piece, or those of its bytes if it is not a token."""
         token = self._ids.get(piece)
         if token is not None:
             return [token]
@@ -263,7 +266,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [i for i in ids if i is not None]
 
     def _piece_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; byte tokens are one byte."""
+        """Return the UTF-8 bytes of a token; byte tokens are a single byte."""
         if token in self._values:
             return bytes([self._values[token]])
         return self._vocabulary.tokens[token].replace(_SPACE, " ").encode("utf-8", "replace")
@@ -274,7 +277,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 @cache
 def _letters() -> list[str]:
-    """Return the printable character of each byte, as GPT-2 has them: the byte itself or one from 256 on."""
+    """Return GPT-2's printable character for each byte value."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -282,7 +285,7 @@ def _letters() -> list[str]:
 
 @dataclass(frozen=True)
 class _Splitter:
-    """Patterns that split a text into words, each applied to what the one before it left."""
+    """Splits a text into words by several patterns, each applied to the words of the one before."""
 
     patterns: tuple[re.Pattern[str], ...]
     whole_words: bool = False  # a word that is a token is not split; such models also add a beginning-of-text token
@@ -293,7 +296,7 @@ class _Splitter:
         The original patterns use Unicode classes (\p{L}, \p{N}), which Python's `re` lacks. So every character beyond
         ASCII is first replaced by one character that represents its class, and the patterns run on that.
         """
-        classes, bounds = "".join(map(_class_of, text)), [(0, len(text))]
+        classes, bounds = "".join(map(_class_representative, text)), [(0, len(text))]
         for pattern in self.patterns:
             pieces: list[tuple[int, int]] = []
             for position, end in bounds:
@@ -306,7 +309,7 @@ class _Splitter:
 
 
 class ByteLevelTokenizer(Tokenizer):
-    """Byte-level BPE: words are written as bytes, and neighbours joined in the order of the file's merges."""
+    """Byte-level BPE: words are UTF-8 bytes, merged in the order of the file's merge list."""
 
     def __init__(self, vocabulary: _Vocabulary, merges: list[str], splitter: _Splitter) -> None:
         super().__init__(vocabulary)
@@ -315,11 +318,11 @@ class ByteLevelTokenizer(Tokenizer):
         self._bytes = {letter: byte for byte, letter in enumerate(_letters())}
 
     def _text_ids(self, text: str) -> list[int]:
-        """Return the tokens of plain text (no special tokens in it)."""
+        """Return the token ids of a text without special tokens."""
         return [i for word in self._splitter.words(text) for i in self._word_ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
-        """Return the tokens of one word, merged by the vocabulary's rules."""
+        """Return the token ids of one word, by BPE merges."""
         letters = _letters()
         spelling = [letters[byte] for byte in word.encode("utf-8", "replace")]
         whole = self._ids.get("".join(spelling)) if self._splitter.whole_words else None
@@ -335,7 +338,7 @@ class ByteLevelTokenizer(Tokenizer):
         return ids
 
     def _piece_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, through GPT-2's table of byte letters."""
+        """Return the bytes of a token, decoded from GPT-2's printable characters."""
         spelling = self._vocabulary.tokens[token]
         if all(letter in self._bytes for letter in spelling):
             return bytes(self._bytes[letter] for letter in spelling)
@@ -355,8 +358,8 @@ _CLASSES = {
 
 
 @lru_cache(maxsize=4096)
-def _class_of(character: str) -> str:
-    """Return the character's class for the splitting patterns: ASCII is itself, others one representative."""
+def _class_representative(character: str) -> str:
+    """Return one representative character of a character's Unicode class; ASCII characters are returned as is."""
     if character < "\x80":
         return {"\v": "\t", "\f": "\t"}.get(character, character)
     if character.isspace():
@@ -366,7 +369,7 @@ def _class_of(character: str) -> str:
 
 
 def _splitter(*patterns: str, whole_words: bool = False) -> _Splitter:
-    """Compile patterns in which {S}, {L}, … stand for the characters of a class, inside brackets."""
+    """Compile patterns in which {S}, {L}, … inside brackets stand for the characters of a Unicode class."""
     texts = [re.sub(r"\{([SLNPUW])\}", lambda match: _CLASSES[match[1]], pattern) for pattern in patterns]
     return _Splitter(tuple(map(re.compile, texts)), whole_words)
 
@@ -393,7 +396,7 @@ _SPLITTERS = {
 
 
 class TextStream:
-    """Text of streamed tokens, without incomplete characters and possible beginnings of stop words.
+    """Assembles the text of streamed tokens; incomplete characters and possible beginnings of stop words are held back.
 
     Call `add` with the bytes of each token and print what it returns; `stopped` is True after a stop word.
 
@@ -419,7 +422,7 @@ class TextStream:
         return remaining
 
     def _release(self, text: str) -> str:
-        """Add text to the pending text and return the part that cannot belong to a stop word."""
+        """Append decoded text to the pending text and return the part that cannot be in a stop word."""
         if self.stopped:
             return ""
         self._pending += text
@@ -434,6 +437,6 @@ class TextStream:
         return released
 
     def _overlap(self, word: str) -> int:
-        """Length of the longest end of the pending text that is a beginning of the word."""
+        """Return the length of the longest suffix of the pending text that is a prefix of `word`."""
         longest = min(len(word) - 1, len(self._pending))
         return next((n for n in range(longest, 0, -1) if self._pending.endswith(word[:n])), 0)

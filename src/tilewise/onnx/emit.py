@@ -18,7 +18,7 @@ from tilewise.onnx.writer import OnnxWriter
 
 @dataclass
 class Emission:
-    """One call being written: the graph, the call, its input names, and its shape for another batch (None: fixed)."""
+    """One traced call that is being written as ONNX nodes; `other_shape` is its shape at another batch size."""
 
     graph: OnnxWriter
     call: Node
@@ -49,7 +49,7 @@ def _activation(activation: Activation) -> Emit:
 
 
 def _function(function: Function) -> Emit:
-    """Return the emitter of an elementwise operation that is one ONNX node."""
+    """Return the function that writes an elementwise operation with a single ONNX counterpart."""
     defaults = inspect.signature(function.operation.forward).parameters
 
     def emit(e: Emission) -> str:
@@ -80,7 +80,7 @@ def _clip(e: Emission) -> str:
 
 
 def _axes(e: Emission) -> list[int]:
-    """Return the reduced axes as non-negative numbers; all axes if none is named."""
+    """Return the axes of a reduction as non-negative numbers; all axes if none is named."""
     axis = e.param("axis")
     rank = len(e.call.input_shapes[0])
     if axis is None:
@@ -112,7 +112,10 @@ def _reshape(e: Emission) -> str:
 
 
 def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
-    """Return the shape for `Reshape`; of sizes that follow the batch, 0 copies the first and -1 is computed."""
+    """Return the target shape of a `Reshape` node that holds for every batch size.
+
+    Of the sizes that differ between the call's two traces, 0 copies the input's first size and -1 is computed.
+    """
     shape = list(call.shape)
     moving = [i for i, n in enumerate(other or ()) if n != shape[i]]
     if len(moving) > 1 and moving[0] == 0 and call.input_shapes[0][:1] == call.shape[:1]:
@@ -131,7 +134,7 @@ def _permute(e: Emission) -> str:
 
 
 def _expand(e: Emission) -> str:
-    """Write a broadcast; if one size follows the batch, the target shape is computed from the input."""
+    """Write a broadcast; if a size depends on the batch, the target shape is computed from the input."""
     shape, other = list(e.call.shape), e.other_shape
     moving = [] if other is None else [i for i, n in enumerate(other) if n != shape[i]]
     if not moving:
@@ -146,7 +149,7 @@ def _expand(e: Emission) -> str:
 
 
 def _pad(e: Emission) -> str:
-    """Write a Pad node; ONNX takes all widths in front first, then all behind."""
+    """Write a Pad node, which lists all widths before an axis first, then all behind."""
     widths = e.param("widths")
     pads = e.graph.constant([w[0] for w in widths] + [w[1] for w in widths])
     return e.node("Pad", e.inputs[0], pads, e.number(e.param("value")))
@@ -163,7 +166,7 @@ def _get_item(e: Emission) -> str:
 
 
 def _gather(e: Emission, indices: list[Any], arrays: list[Any]) -> str:
-    """Write an index by one array, along one axis."""
+    """Write indexing by one array along one axis as a Gather node; `arrays` are the array indices."""
     whole = [p for p in indices if isinstance(p, slice) and p == slice(None)]
     if (
         len(arrays) != 1
@@ -176,7 +179,7 @@ def _gather(e: Emission, indices: list[Any], arrays: list[Any]) -> str:
 
 
 def _slices(e: Emission, indices: list[Any]) -> str:
-    """Write an index by slices, integers, None and Ellipsis as Slice, Squeeze and Unsqueeze."""
+    """Write indexing by slices, integers, None and Ellipsis as Slice, Squeeze and Unsqueeze nodes."""
     rank = len(e.call.input_shapes[0])
     axes_used = sum(p is not None and p is not Ellipsis for p in indices)
     if Ellipsis in indices:
@@ -206,7 +209,7 @@ def _slices(e: Emission, indices: list[Any]) -> str:
 
 
 def _resample(e: Emission) -> str:
-    """Write a resampled axis as a weighted sum of gathered entries, one per tap."""
+    """Write resampling along an axis as a weighted sum of gathered entries, one per tap."""
     taps, axis, rank = e.param("taps"), e.param("axis"), len(e.call.shape)
     total = ""
     for positions, weights in zip(taps.positions, taps.weights, strict=True):
@@ -243,7 +246,7 @@ def _recurrent(e: Emission) -> str:
 
 
 def finish(e: Emission, y: str) -> str:
-    """Write the residual and activation that are fused into the product `y`; return the last node's output."""
+    """Write the residual and activation that are fused into a product with result `y`; return the final name."""
     residual = e.param("residual")
     if residual is not None:
         y = e.node("Add", y, e.name_of(residual))
@@ -332,7 +335,7 @@ def _packed_attention(e: Emission) -> str:
 
 
 def _reduction(maximum: str, minimum: str = "") -> Emit:
-    """Return the emitter of a reduction; one with a negative `sign` is the second of the two nodes."""
+    """Return the function that writes a reduction, as the node `minimum` if its `sign` is negative."""
 
     def emit(e: Emission) -> str:
         op = maximum if e.param("sign", 1) > 0 else minimum

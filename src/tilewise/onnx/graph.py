@@ -18,7 +18,7 @@ from tilewise.tensor import Array
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One operation: what kind, on which values, with which settings. An input left out is ""."""
+    """One operation: its type, the names of its input and output values, and its attributes."""
 
     name: str
     op: str
@@ -28,10 +28,10 @@ class OnnxNode:
     opset: int = 13
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute in the type of `default`: files may store an integer where a float is meant."""
+        """Return an attribute, converted to the type of `default`, which is returned if it is missing."""
         value = self.attributes.get(name, default)
         if default is not None and value is not default:
-            value = _as_kind(value, default, name, self)
+            value = _as_type_of_default(value, default, name, self)
         return value
 
     def __str__(self) -> str:
@@ -39,8 +39,8 @@ class OnnxNode:
         return "".join(c if c.isprintable() else "?" for c in label)
 
 
-def _as_kind(value: Any, default: Any, name: str, node: OnnxNode) -> Any:
-    """Return a node's setting if it has the type of its default; raise `FileFormatError` otherwise."""
+def _as_type_of_default(value: Any, default: Any, name: str, node: OnnxNode) -> Any:
+    """Convert an attribute's value to the type of its default; FileFormatError if that is not possible."""
     expected_type = type(default)
     fits = isinstance(value, int | float) if expected_type is float else isinstance(value, expected_type)
     if not fits or (expected_type is tuple and not all(isinstance(v, int | float | str) for v in value)):
@@ -67,7 +67,10 @@ class OnnxGraph:
 
 
 def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
-    """Sort nodes so that each follows those whose results it reads; cycles and missing values are errors."""
+    """Sort nodes so that each follows those whose results it reads; raise for cycles and missing values.
+
+    `available` are the names of constants and inputs; `where` is named in errors.
+    """
     produced = set(available)
     for node in nodes:
         for name in filter(None, node.outputs):
@@ -81,7 +84,7 @@ def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> l
 
 
 def _sorted(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
-    """Sort nodes topologically (Kahn 1962); among ready nodes, the file's order is kept."""
+    """Sort nodes topologically (Kahn 1962), keeping the file's order where possible."""
     waiting = [len({n for n in node.inputs if n and n not in available}) for node in nodes]
     readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):

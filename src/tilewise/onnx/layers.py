@@ -26,7 +26,7 @@ _BUILDERS: dict[str, Build] = {}
 
 
 class Operator(Module):
-    """A node that is no layer of nn: one operation on values. Reports name it by its subclass, the operation's name."""
+    """Module for a node without a counterpart in nn; its subclass has the operation's name, for reports."""
 
     takes_arrays = True
 
@@ -43,12 +43,12 @@ def _operator_class(op: str) -> type[Operator]:
 
 
 def operation(node: OnnxNode) -> Operator:
-    """Wrap a node as a layer that is named after its operation."""
+    """Wrap a node as a module named after its operation."""
     return _operator_class(node.op)(node)
 
 
 def layer_for(node: OnnxNode, weights: Weights) -> Module | None:
-    """Return the layer that computes this node from its first input alone; None if there is none."""
+    """Return the layer of nn that computes a node from its first input and constant weights; else None."""
     build = _BUILDERS.get(node.op)
     if build is None or not weights or weights[0] is not None or len(node.outputs) != 1:
         return None
@@ -56,7 +56,7 @@ def layer_for(node: OnnxNode, weights: Weights) -> Module | None:
 
 
 def _builds(*names: str) -> Callable[[Build], Build]:
-    """Register a function that builds the layer of these ONNX operators."""
+    """Register the decorated function as the builder of layers for these ONNX operators."""
 
     def mark(build: Build) -> Build:
         for name in names:
@@ -67,7 +67,7 @@ def _builds(*names: str) -> Callable[[Build], Build]:
 
 
 def _blank(kind: type[Module], **facts: Any) -> Any:
-    """Create a layer with these attributes, without the random weights that its constructor would draw."""
+    """Create a layer with these attributes, skipping its constructor, which would draw random weights."""
     layer = kind.__new__(kind)
     for name, value in facts.items():
         setattr(layer, name, value)
@@ -79,14 +79,14 @@ def _is_float(*arrays: Array | None) -> bool:
 
 
 def _pair(node: OnnxNode, name: str, default: int) -> tuple[int, int] | None:
-    """Return a node's attribute of two sizes; None if it is something else."""
+    """Return an attribute of two integers, such as strides; None if it has another length."""
     pair = node.attributes.get(name, (default, default))
     fits = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in pair)
     return (pair[0], pair[1]) if fits else None
 
 
 def _padding(node: OnnxNode) -> tuple[int, ...] | None:
-    """Convert padding for `nn.Conv2d`: (rows, columns), or (top, left, bottom, right) if opposite sides differ.
+    """Convert a node's padding to `nn.Conv2d`'s: (rows, columns), or (top, left, bottom, right) if sides differ.
 
     None for `auto_pad=SAME_*`, whose padding depends on the size of the input.
     """
@@ -237,7 +237,7 @@ def _flatten(node: OnnxNode, _weights: Weights) -> Module | None:
 
 @_builds("Reshape")
 def _reshape(node: OnnxNode, weights: Weights) -> Module | None:
-    """Make a `Flatten` of a Reshape to (0, -1); None for other shapes."""
+    """Return a `Flatten` layer for a Reshape to (0, -1); None for other shapes."""
     shape = weights[1] if len(weights) == 2 else None
     flattens = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
     return nn.Flatten() if flattens else None
@@ -257,7 +257,7 @@ _FUSIBLE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.ReLU6, nn.Sigmoid, nn.Ha
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One layer of the network: its name, the values it reads ("" for none), its results, and values to drop then."""
+    """One layer of a network: its name, the values it reads and computes, and the values freed afterwards."""
 
     layer: str
     inputs: tuple[str, ...]
@@ -268,12 +268,12 @@ class LayerCall:
 
 
 def kinds_of(layer: Module) -> tuple[type, ...]:
-    """Return the class of a layer, or those of a chain of layers."""
+    """Return the class of a layer, or the classes of the layers in a Sequential."""
     return tuple(map(type, layer)) if isinstance(layer, Sequential) else (type(layer),)
 
 
 def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
-    """Yield the steps, each with the values that no later step reads."""
+    """Yield the layer calls, each with the values to free after it as `done`."""
     last: dict[str, int] = {}
     for index, step in enumerate(steps):
         for name in (*step.inputs, *step.outputs):
@@ -287,16 +287,16 @@ def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
 
 
 def unique(name: str, used_names: set[str]) -> str:
-    """Return an attribute name close to that of a node or value, unique among `used_names`, and add it to them."""
+    """Return a valid attribute name similar to `name`, not in `used_names`, and add it to them."""
     base = re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
     return unique_name(base, used_names, "_")
 
 
 class Builder:
-    """Converts nodes to layers of nn where they exist, and fuses norms and activations with the layer before them."""
+    """Converts a graph's nodes to layers of nn or single operations, fusing norms, biases and activations."""
 
     def __init__(self, graph: OnnxGraph, used_names: set[str]) -> None:
-        """Visit the nodes in order; nodes that were fused into an earlier layer are skipped."""
+        """Convert all nodes in order; those fused into an earlier layer are skipped."""
         self.graph = graph
         self.layers: dict[str, Module] = {}
         self.steps: list[LayerCall] = []
@@ -314,16 +314,16 @@ class Builder:
                 self._add(node)
 
     def _add(self, node: OnnxNode) -> None:
-        """Add a node as a layer together with the nodes that are fused into it, or as an operation."""
+        """Add a node as a layer, with the nodes that can be fused into it, or as a single operation."""
         layer = self._layer(node)
         if layer is None:
             self._operation(node)
             return
         chain, modules = [node], [layer]
         if isinstance(layer, nn.Linear) and layer.bias is None:
-            self._take_bias(chain, layer)
+            self._fuse_bias(chain, layer)
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            self._take_along(chain, modules)
+            self._fuse_followers(chain, modules)
         self._fused_nodes.update(id(n) for n in chain)
         module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
         data = next(n for n in node.inputs if n not in self.graph.constants)
@@ -334,7 +334,7 @@ class Builder:
             self._images.add(chain[-1].outputs[0])
 
     def _layer(self, node: OnnxNode) -> Module | None:
-        """Make the module that a node stands for; None if it has to stay an operation."""
+        """Return the layer that a node stands for; None if it must be a single operation."""
         weights = [self.graph.constants.get(name) if name else None for name in node.inputs]
         if node.op == "BatchNormalization":
             return batch_norm(node, weights) if node.inputs[0] in self._images else None
@@ -344,8 +344,8 @@ class Builder:
         readers = self.readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.read_names else None
 
-    def _take_bias(self, chain: list[OnnxNode], layer: nn.Linear) -> None:
-        """Fuse an addition of one number per output behind a product as the layer's bias."""
+    def _fuse_bias(self, chain: list[OnnxNode], layer: nn.Linear) -> None:
+        """Fuse an Add of one number per output after a product, as the layer's bias."""
         after = self._only_reader(chain[-1].outputs[0])
         if after is None or after.op != "Add" or len(after.inputs) != 2:
             return
@@ -355,8 +355,8 @@ class Builder:
             layer.bias = Parameter(bias)
             chain.append(after)
 
-    def _take_along(self, chain: list[OnnxNode], modules: list[Module]) -> None:
-        """Fuse a batch norm and an activation behind the chain's last node if nothing else reads its result."""
+    def _fuse_followers(self, chain: list[OnnxNode], modules: list[Module]) -> None:
+        """Fuse a batch norm and an activation after the chain's last node, if nothing else reads its result."""
         after = self._only_reader(chain[-1].outputs[0])
         if after is not None and after.op == "BatchNormalization" and isinstance(modules[0], nn.Conv2d):
             self._images.add(chain[-1].outputs[0])

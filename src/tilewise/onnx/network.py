@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str]) -> Network:
 
 
 class Weights(Module):
-    """The constants with a gradient that operations read: those that are no layer's own."""
+    """Holder of the trainable constants that single operations, not layers, read."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         for name, value in arrays.items():
@@ -49,7 +49,7 @@ class Weights(Module):
 
 
 class Network(Module):
-    """A module made from an ONNX graph. `inputs` and `outputs` say what it takes and gives.
+    """A module made from an ONNX graph; `inputs` and `outputs` describe its values.
 
     One output is a Tensor; several are a dict by name.
     """
@@ -94,7 +94,7 @@ class Network(Module):
         return next(iter(results.values())) if len(results) == 1 else results
 
     def is_as_loaded(self) -> bool:
-        """Whether every layer is still of the kind that the file's nodes became."""
+        """Whether every layer still has the class that it was loaded with."""
         return all(layers.kinds_of(getattr(self, step.layer)) == step.kinds for step in self.steps)
 
     def constants(self) -> dict[str, Array]:
@@ -102,7 +102,7 @@ class Network(Module):
         return self._constants | {name: getattr(self.weights, own).data for name, own in self._names.items()}
 
     def _run(self, values: dict[str, Value]) -> None:
-        """Run all layers, and drop every value after its last reader."""
+        """Run all layers on `values` (by name); each value is freed after its last reader."""
         alive = sum(array(value).nbytes for value in values.values())
         most = alive + most_alive()
         for step in self.steps:
@@ -126,13 +126,13 @@ class Network(Module):
                 alive -= array(values.pop(name)).nbytes
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Value]:
-        """Collect every value known before the first step, by its name in the file: constants, weights and inputs."""
+        """Return the values that are known before the first layer, by name: constants, weights, inputs."""
         values: dict[str, Value] = dict(self._constants)
         values |= {name: getattr(self.weights, own) for name, own in self._names.items()}
         return values | self._inputs(args, kwargs)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the inputs by name, checked and with the dtypes of the file."""
+        """Return the inputs by name, checked and converted to the file's dtypes."""
         names = [port.name for port in self.inputs]
         inputs = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(inputs) != set(names):
@@ -140,17 +140,17 @@ class Network(Module):
         return {port.name: as_input(inputs[port.name], port) for port in self.inputs}
 
     def _plan_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array] | None:
-        """Return the inputs in the order and the dtypes of the file."""
+        """Return the inputs as arrays in the file's order and dtypes."""
         values = self._inputs(args, kwargs)
         return [values[port.name]._array for port in self.inputs] if len(self.outputs) == 1 else None
 
     def example(self, batch: int | None = None, seed: int = 0, free: int = 8, **sizes: Any) -> list[Array]:
-        """Draw random inputs that fit the file (see `example_inputs`)."""
+        """Draw random inputs of shapes that the network accepts; see `example_inputs`."""
         return example_inputs(self.inputs, batch, seed, free, **sizes)
 
 
 def as_input(value: Any, port: Port) -> Tensor:
-    """Convert an argument to the dtype of an input, and check its shape."""
+    """Convert an argument to the dtype of an input; raise if its shape is not valid."""
     converted = value if isinstance(value, Tensor) else Tensor(value)
     if converted.dtype != port.dtype:
         if port.dtype.kind == "f" and converted.dtype.kind in "fiub":
@@ -166,7 +166,7 @@ def as_input(value: Any, port: Port) -> Tensor:
 
 
 def refuse_unsupported(graph: OnnxGraph, title: str) -> None:
-    """Raise one error that names every unsupported operation with its nodes."""
+    """Raise an error that lists all unsupported operations of a graph, with their nodes."""
     unsupported: dict[str, list[str]] = {}
     for node in graph.nodes:
         if node.op not in TABLE:
@@ -185,7 +185,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _store_results(values: dict[str, Value], step: LayerCall, result: Any) -> None:
-    """Store the results of a layer under their names; raise FileFormatError if one is missing."""
+    """Add a layer's results to `values` by name; raise FileFormatError if there are too few."""
     results = result if isinstance(result, tuple) else (result,)
     for name, value in zip(step.outputs, results, strict=False):
         if name:
@@ -210,7 +210,7 @@ def example_inputs(
     pixels: int | None = None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> list[Array]:
-    """Draw standard normal numbers, or small integers, for every input.
+    """Draw random inputs: normally distributed floats, or small integers.
 
     `batch` replaces the first size of every input, also where the file fixes it; without it a fixed size stays and an
     open one is 1. `free` is the size of other open dimensions, `pixels` that of the height and width of images (default
@@ -226,7 +226,7 @@ def example_inputs(
 
 
 def fixed_dimension_error(port: Port, shape: Sequence[int], is_batch_free: bool = False) -> str:
-    """Return what is wrong with a shape for an input, or ""; `is_batch_free` allows another batch than the file's."""
+    """Return why `shape` is invalid for an input, or ""; `is_batch_free` permits a batch size other than the file's."""
     if port.shape is None:
         return ""
     if len(shape) != len(port.shape):
@@ -242,7 +242,7 @@ def fixed_dimension_error(port: Port, shape: Sequence[int], is_batch_free: bool 
 
 
 def _named_sizes(ports: Iterable[Port], shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """Return the values of named sizes that the shapes say, or raise an error where a shape does not fit."""
+    """Return the values of symbolic sizes that follow from `shapes`; raise where one contradicts its input."""
     sizes: dict[str, int] = {}
     for port in ports:
         shape = shapes.get(port.name)
@@ -256,7 +256,7 @@ def _named_sizes(ports: Iterable[Port], shapes: Mapping[str, Shape]) -> dict[str
 
 
 def _example_shape(port: Port, sizes: dict[str, int], batch: int | None, defaults: tuple[int, int]) -> Shape:
-    """Choose a shape for an input and add its named sizes to `sizes`; `defaults` are (free, pixels)."""
+    """Choose a shape for an input; `sizes` has symbolic sizes and is extended. `defaults`: (free, pixels)."""
     dimensions = port.shape or ()
     shape = []
     for axis, size in enumerate(dimensions):
@@ -275,7 +275,7 @@ def _example_shape(port: Port, sizes: dict[str, int], batch: int | None, default
 
 
 def _size_of(name: str | None, sizes: Mapping[str, int], default: int) -> int:
-    """Return the value of an open size: known by its name, or the sum of known sizes and numbers."""
+    """Return an open size: by its symbolic name, as a sum of known names and numbers, or the default."""
     if name is None:
         return default
     terms = [part.strip() for part in name.split("+")]
@@ -285,7 +285,7 @@ def _size_of(name: str | None, sizes: Mapping[str, int], default: int) -> int:
 
 
 def _draw(port: Port, shape: Shape, rng: np.random.Generator) -> Array:
-    """Draw an input array of this shape: normal numbers for floats, else zeros and ones."""
+    """Draw an input array of this shape: normally distributed floats, else zeros and ones."""
     if math.prod(shape[1:]) > _MAX_ELEMENTS or math.prod(shape) > _MAX_ELEMENTS << 6:
         raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
     if port.dtype.kind == "f":

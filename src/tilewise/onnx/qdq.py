@@ -42,7 +42,7 @@ def save_quantized(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 class _Quantized:
-    """The graph, and for every step the name of its result as real numbers."""
+    """Writes a quantized model's operators; tracks the name of each one's dequantized result."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class _Quantized:
         self._layer: Any = None  # the integer layer of the step that is being written
 
     def step(self, index: int) -> None:
-        """Write one step in float between dequantized inputs and a quantized result."""
+        """Write operator `index` as a float operation between dequantized inputs and a quantized result."""
         step, layer = self.model.graph.steps[index], self.model.integer[index]
         reads = [self.real[i] if layer is None else self.through_bytes(i) for i in step.inputs]
         self.real[index] = self._operation(step, layer, reads)
@@ -65,7 +65,7 @@ class _Quantized:
             self.real[index] = self.through_bytes(index)
 
     def through_bytes(self, index: int) -> str:
-        """Return a step's result after quantization and dequantization, as integer steps read it."""
+        """Return the name of an operator's result after quantization and dequantization."""
         if index not in self._bytes:
             parameters = self.model.affine[index]
             scale = self.graph.constant(parameters.scale, np.float32)
@@ -79,7 +79,7 @@ class _Quantized:
         return self._bytes[index]
 
     def _operation(self, step: Op, layer: Any, reads: list[str]) -> str:
-        """Write the float operation of a step on these inputs."""
+        """Write the float form of an operator that reads the values `reads`; return its result's name."""
         if step.kind == "python":
             return self._float_step(step, reads)
         if step.kind == "linear" and layer is not None:
@@ -97,7 +97,7 @@ class _Quantized:
         return str(self.graph.constant(value, np.float32))
 
     def weights(self, op: Op) -> list[str]:
-        """Write the weights of a step: in float, or those of the integer convolution that is being written."""
+        """Write an operator's weights, dequantized if the current layer is integer; return their names."""
         if self._layer is None:
             arrays = [(name, getattr(op, name)) for name in ("weight", "bias")]
             return [self.graph.weight(a, f"{op.name}.{name}") for name, a in arrays if a is not None]
@@ -107,7 +107,7 @@ class _Quantized:
         return [self._weight(op.name, weight, layer.weight_scale), self._bias(op.name, bias, layer)]
 
     def _float_step(self, step: Op, reads: list[str]) -> str:
-        """Write an operation that runs in float between quantized values."""
+        """Write an operator that runs in float between quantized values; return its result's name."""
         node, batch = step.node, self.model.graph.batch
         assert node is not None
         names = dict(zip(node.reads(), reads, strict=True))
@@ -134,7 +134,7 @@ class _Quantized:
         return self.node("Add", y, self.graph.weight(layer.float_bias, f"{step.name}.bias"))
 
     def _channels_first(self, step: Op, q: Array) -> Array:
-        """Return the weights after a flattened image in the order (C, H, W); the layer stores them as (H, W, C)."""
+        """Reorder the columns of weights after a flattened image from stored (H, W, C) to (C, H, W)."""
         image = self.model.channels_last_image(step.inputs[0])
         if not image:
             return np.ascontiguousarray(q)
@@ -149,7 +149,7 @@ class _Quantized:
         return str(self.graph.node("DequantizeLinear", [integers, scales, zero], axis=0))
 
     def _bias(self, name: str, steps: Array, layer: Any) -> str:
-        """Write a bias in steps of weight scale * input scale, and its DequantizeLinear; return the output's name."""
+        """Write an int32 bias of scale (weight scale · input scale) and dequantize it; return its name."""
         integers = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
         scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.operand.scale
         scales = self.graph.weight(scale.astype(np.float32), f"{name}.bias_scale")

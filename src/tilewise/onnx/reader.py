@@ -64,7 +64,7 @@ def onnx_package() -> Any:
 
 @functools.cache
 def _messages() -> Any:
-    """Import the protobuf classes of the `onnx` package alone: the whole package takes four times as long."""
+    """Import only the protobuf classes of the `onnx` package; the whole takes four times as long."""
     spec = None if "onnx" in sys.modules else importlib.util.find_spec("onnx")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(folder) / "onnx_ml_pb2.py"
@@ -77,7 +77,7 @@ def _messages() -> Any:
 
 
 def one_line(text: str) -> str:
-    """Replace the unprintable characters of a text from a file, for use in messages."""
+    """Replace unprintable characters of a text from a file, so that a message stays on one line."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -113,7 +113,7 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
 
 
 def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph:
-    """Convert a parsed message: constants, inputs, nodes in execution order, outputs."""
+    """Convert a parsed model to an `OnnxGraph`, with nodes in execution order."""
     graph = model.graph
     if not graph.node and not graph.output:
         raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
@@ -138,7 +138,7 @@ def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph
 
 
 def _opset(model: Any, where: Path) -> int:
-    """Return the version of the standard operations, if this package reads it."""
+    """Return the version of the standard operators; raise if it is not supported."""
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
         raise FileFormatError(f"{where} does not say which version of the operations it uses")
@@ -153,7 +153,7 @@ def _opset(model: Any, where: Path) -> int:
 
 
 def _port(value: Any, where: Path, typed: bool = True) -> Port:
-    """Convert the description of an input or output; outputs need no type (`typed=False`)."""
+    """Convert the description of an input or output; only outputs may lack a type (`typed=False`)."""
     kind = value.type.WhichOneof("value")
     if kind not in ("tensor_type", None) or (kind is None and typed):
         raise FileFormatError(f"{where}: {value.name!r} is no tensor, but {kind or 'nothing'}")
@@ -170,7 +170,7 @@ def _port(value: Any, where: Path, typed: bool = True) -> Port:
 
 
 def _node(node: Any, index: int, opset: int, constants: _Constants) -> OnnxNode:
-    """Convert a protobuf node; one without a name is called after its type and index."""
+    """Convert a protobuf node; a node without a name is named by its type and index."""
     op = str(node.op_type) if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     name = str(node.name) or f"{node.op_type}_{index}"
     attributes = {str(a.name): _attribute(a, name, constants) for a in node.attribute}
@@ -188,7 +188,7 @@ _ATTRIBUTES: dict[int, Callable[[Any], Any]] = {
 
 
 def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
-    """Convert a setting of a node by ONNX's numbers for the kinds of settings."""
+    """Convert a protobuf attribute to a Python value, according to its type code."""
     if attribute.type == 4:
         return constants.decode(attribute.t, f"the setting {attribute.name} of {node}")
     decode = _ATTRIBUTES.get(attribute.type)  # others are a graph or a type: of operations that are not supported
@@ -196,7 +196,7 @@ def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
 
 
 def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> list[OnnxNode]:
-    """Remove Constant nodes and pass their values to the nodes that read them."""
+    """Remove Constant nodes, and add their values to `constants` under their results' names."""
     others = []
     for node in nodes:
         value = _constant_value(node) if node.op == "Constant" else None
@@ -219,7 +219,7 @@ def _constant_value(node: OnnxNode) -> Array | None:
 
 
 class _Constants:
-    """The arrays of a file, and the external files that some of them lie in."""
+    """Decoder of a file's tensors, which may be in external files next to it."""
 
     def __init__(self, where: Path, weights: Weights | None) -> None:
         self.where, self.folder = where, where.parent
@@ -236,7 +236,7 @@ class _Constants:
         self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", location)
 
     def decode(self, tensor: Any, what: str, location: Location | None = None) -> Array:
-        """Decode a tensor after checking the size of its data against its shape."""
+        """Decode a tensor after checking its data's size against its shape; `what` names it in errors."""
         dims = tuple(int(d) for d in tensor.dims)
         if tensor.data_type not in _TYPES:
             dtype_of(tensor.data_type, what)
@@ -258,7 +258,7 @@ class _Constants:
         return _as_array(np.frombuffer(raw, layout), tensor.data_type).reshape(dims)
 
     def _in_file(self, location: Location, number: int, dims: tuple[int, ...], what: str) -> Array:
-        """Read numbers that stayed in the file directly into their array."""
+        """Read a tensor's raw data, which the skeleton left in the file, directly into an array."""
         (offset, size), layout = location, np.dtype(_TYPES[number][0])
         if size != math.prod(dims) * layout.itemsize:
             raise FileFormatError(f"{what} of shape {dims} does not fill its {size} bytes")
@@ -270,7 +270,7 @@ class _Constants:
         return _as_array(flat, number, copy=False).reshape(dims)
 
     def _from_field(self, tensor: Any, dims: tuple[int, ...], count: int, what: str) -> Array:
-        """Decode a tensor whose numbers are in a typed field of the message."""
+        """Decode a tensor of `count` numbers from a typed field of its message, such as float_data."""
         values = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
         if len(values) != count:
             raise FileFormatError(f"{what} of shape {dims} has {len(values)} numbers")
@@ -281,7 +281,7 @@ class _Constants:
         return _as_array(flat, tensor.data_type).reshape(dims)
 
     def _external(self, tensor: Any, size: int, what: str) -> bytes:
-        """Read the bytes of a tensor from another file, within the limits of that file."""
+        """Read `size` bytes of a tensor from an external file; raise if they are outside of it."""
         facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         path = self._inside(facts.get("location", ""), what)
         offset, length = int(facts.get("offset", "0") or 0), int(facts.get("length", str(size)) or size)
@@ -298,7 +298,7 @@ class _Constants:
             return stream.read(size)
 
     def _inside(self, location: str, what: str) -> Path:
-        """Return the path of an external file, which must be in the model's folder or below it."""
+        """Return the path of an external file; raise unless it is in or below the model's folder."""
         relative = PurePosixPath(location)
         has_odd_characters = "\\" in location or "\0" in location
         if not location or has_odd_characters or relative.is_absolute() or ".." in relative.parts:
@@ -314,7 +314,7 @@ class _Constants:
 
 
 def _as_array(flat: Array, number: int, copy: bool = True) -> Array:
-    """Return a writable array of the dtype used here; `flat` itself if no copy is needed."""
+    """Convert a flat array of ONNX element type `number` to a supported dtype, writable if `copy`."""
     if number == _BFLOAT16:
         return (flat.astype(np.uint32) << 16).view(np.float32)
     return flat.astype(_TYPES[number][1], copy=copy)

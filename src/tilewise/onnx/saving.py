@@ -56,11 +56,11 @@ def save(
             raise ConfigurationError(
                 f"{name or type(layer).__name__} computes in int8 inside a float model; save the float model"
             )
-    _write(model, path, inputs, _other_batch(inputs) if dynamic else None)
+    _write_traced(model, path, inputs, _other_batch(inputs) if dynamic else None)
 
 
 def examples(model: Module, example: Any) -> list[Array]:
-    """Return `example` as arrays; if it is None, zeros of the shape that the model declares."""
+    """Return `example` as a list of arrays; if it is None, zeros of the shape that the model declares."""
     if example is not None:
         several = example if isinstance(example, list | tuple) else [example]
         return [np.array(x.data if isinstance(x, Tensor) else x) for x in several]
@@ -95,17 +95,17 @@ def example_shape(model: Module) -> tuple[tuple[int, ...], type] | None:
 
 
 def _image_shape(layers: list[Module]) -> tuple[tuple[int, ...], type] | None:
-    """Choose square images for a chain of convolutions: the size that its first linear layer accepts, or 32."""
+    """Choose a square image shape for a chain of layers: one that its first linear layer accepts, or 32 × 32."""
     last = next((layer for layer in layers if isinstance(layer, nn.Linear)), None)
     for size in (32, *range(4, 513, 4)):
         x = np.zeros((1, layers[0].in_channels, size, size), np.float32)  # type: ignore[attr-defined]
-        if last is None or _features(layers, x) == last.in_features:
+        if last is None or _features_at_linear(layers, x) == last.in_features:
             return x.shape[1:], np.float32
     return None
 
 
-def _features(layers: list[Module], x: Array) -> int:
-    """Count the numbers of an image where it meets the first linear layer, from sizes alone."""
+def _features_at_linear(layers: list[Module], x: Array) -> int:
+    """Return the number of features an image x has at the first linear layer, computed from shapes only."""
     c, h, w = x.shape[1:]
     for layer in layers:
         if isinstance(layer, nn.Linear):
@@ -122,14 +122,14 @@ def _features(layers: list[Module], x: Array) -> int:
 
 
 def _other_batch(inputs: list[Array]) -> list[Array] | None:
-    """Return the inputs with one more row, if all have equally many."""
+    """Return the inputs with one more row each; None if their batch sizes differ."""
     if any(not x.ndim or len(x) != len(inputs[0]) or not len(x) for x in inputs):
         return None
     return [np.concatenate([x, x[:1]]) for x in inputs]
 
 
-def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
-    """Trace a model with two batch sizes, and write its operations with the sizes that follow the batch left open."""
+def _write_traced(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
+    """Trace a model at two batch sizes and write its operations; sizes that differ between the two stay open."""
     traced_model = _traced(model, inputs)
     other = None if others is None else _alike(model, traced_model, others)
     graph = OnnxWriter()
@@ -162,7 +162,7 @@ def _emit(emission: Emission) -> str:
 
 
 def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
-    """Trace the model with another batch size; None unless it differs from the first trace in sizes alone."""
+    """Trace the model at another batch size; None unless the trace differs from `first` in sizes only."""
     try:
         second = _traced(model, others)
     except TilewiseError:
@@ -172,14 +172,14 @@ def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
 
 
 def _same_but_for_sizes(a: Node, b: Node) -> bool:
-    """Tell whether two traced calls differ in sizes alone, so that one node can stand for both."""
+    """Tell whether two traced calls differ in sizes only, so that one node can represent both."""
     shapes = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
     other = [v.shape if isinstance(v, np.ndarray) else None for v in (*b.inputs, *b.params.values())]
     return len(a.shape) == len(b.shape) and shapes == other
 
 
 def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Port]:
-    """Name and describe the inputs of the file; with `free`, their first dimension is "N"."""
+    """Return names, dtypes and shapes of the file's inputs; the batch size is open ("N") if `free`."""
     own = [port.name for port in model.inputs] if isinstance(model, Network) else []
     names = own or (["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))])
     return [
@@ -188,7 +188,7 @@ def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Por
 
 
 class _Values:
-    """Names of values: results by their number, constants by the parameter they are."""
+    """Assigns names in the file to values: results by number, constants by the parameter they come from."""
 
     def __init__(self, graph: OnnxWriter, model: Module, inputs: list[str]) -> None:
         self.graph = graph
@@ -216,7 +216,7 @@ _TENSORS = {
 
 
 def save_network(network: Network, path: str | os.PathLike[str]) -> None:
-    """Write a network that was read from a file, node by node, with its current weights."""
+    """Write a network that was loaded from a file, node by node, with its current weights."""
     graph, constants = OnnxWriter(network.opset), network.constants()
     results = (name for step in network.steps for name in step.outputs if name)
     for name in (*(port.name for port in network.inputs), *results, *constants):
@@ -242,7 +242,7 @@ def _write_node(graph: OnnxWriter, node: OnnxNode, constants: dict[str, Any]) ->
 
 
 def _write_layers(graph: OnnxWriter, layer: Module, step: LayerCall, constants: dict[str, Any]) -> None:
-    """Write a layer, or a chain of layers, as the nodes that it was made from, with its current weights."""
+    """Write a layer, or a chain of fused layers, as its original nodes with its current weights."""
     chain, value = list(layer) if isinstance(layer, Sequential) else [layer], step.inputs[0]
     # A sum became the bias of the linear layer before it.
     nodes = [node for node in step.nodes if node.op != "Add"]

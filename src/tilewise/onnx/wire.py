@@ -20,7 +20,7 @@ _MOST_FIELDS = 1 << 18  # looked at one by one here; a file of more goes to the 
 
 @dataclass
 class Skeleton:
-    """A model's message without its large weights; for every initializer in order, where they lie (None: in it)."""
+    """A model's message without large weights; `locations` has each initializer's position in the file (None: kept)."""
 
     message: bytes
     locations: list[Location | None] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Skeleton:
 
 
 def read_skeleton(stream: IO[bytes]) -> Skeleton | None:
-    """Read a message without its tensors' raw data; None if the stream is not a file or holds no such message."""
+    """Read a model's message without the raw data of its tensors; None if the stream cannot be mapped or parsed."""
     skeleton = Skeleton(b"")
     try:
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -39,7 +39,7 @@ def read_skeleton(stream: IO[bytes]) -> Skeleton | None:
 
 
 def _copied(content: mmap.mmap, start: int, end: int, path: tuple[int, ...], skeleton: Skeleton) -> bytes:
-    """Copy the fields of a message; `path` are the numbers of the nested messages on the way to the weights."""
+    """Copy a message without raw data; `path` are the field numbers of nested messages on the way to it."""
     chunks: list[bytes] = []
     raw_fields = 0
     while start < end:
@@ -66,7 +66,7 @@ def _copied(content: mmap.mmap, start: int, end: int, path: tuple[int, ...], ske
 
 
 def _body(content: mmap.mmap, kind: int, start: int) -> tuple[int, int]:
-    """Return where the content of a field of this wire type starts and ends."""
+    """Return (start, end) of the content of a field with this wire type."""
     if kind == 0:
         return start, _varint(content, start)[1]
     if kind == 2:
@@ -76,7 +76,7 @@ def _body(content: mmap.mmap, kind: int, start: int) -> tuple[int, int]:
 
 
 def _varint(content: mmap.mmap, start: int) -> tuple[int, int]:
-    """Read an integer of variable length, seven bits per byte; return it and where it ends."""
+    """Decode a protobuf varint; return (value, position after it)."""
     value = 0
     for at in range(start, start + 10):
         value |= (content[at] & 0x7F) << 7 * (at - start)

@@ -21,7 +21,7 @@ _MOST_BYTES = (1 << 31) - (1 << 20)  # of one protobuf message
 
 
 class OnnxWriter:
-    """A graph in the making."""
+    """Collects the nodes and weights of an ONNX graph under construction, and writes its file."""
 
     def __init__(self, opset: int = OPSET) -> None:
         self.onnx, self.opset = onnx_package(), opset
@@ -32,7 +32,7 @@ class OnnxWriter:
         self._alive: list[Array] = []
 
     def name(self, preferred: str) -> str:
-        """Return the name, or a similar one that is not in use."""
+        """Return `preferred`, or a similar name if that is in use."""
         return unique_name(preferred, self._names, "_")
 
     def node(self, op: str, inputs: Sequence[str], outputs: int | Sequence[str] = 1, **attributes: Any) -> Any:
@@ -45,7 +45,7 @@ class OnnxWriter:
         return names[0] if len(names) == 1 else list(names)
 
     def weight(self, array: Array, name: str) -> str:
-        """Add a constant under its own name; the same array is written once."""
+        """Add an array as a constant and return its name; the same array is written once."""
         key = (id(array),)
         if key not in self._constants:
             self._alive.append(array)
@@ -54,7 +54,7 @@ class OnnxWriter:
         return self._constants[key]
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """Add a small constant; equal ones are written once."""
+        """Add a small constant and return its name; equal constants are written once."""
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:

@@ -64,7 +64,7 @@ class Comparison:
     reasons: list[str] = field(default_factory=list)
 
     def _only(self) -> Ratio:
-        """Return the single ratio of a comparison of two candidates."""
+        """Return the ratio of a comparison of exactly two functions; raise otherwise."""
         if len(self.ratios) != 1:
             raise ConfigurationError("this comparison has several ratios; select one with .ratios[name]")
         return next(iter(self.ratios.values()))
@@ -131,7 +131,7 @@ def compare(
 
 
 class _InterleavedSamples:
-    """Samples taken in interleaved blocks: one list per function with two entries per block."""
+    """Timing samples taken in interleaved blocks: two samples of every function per block."""
 
     def __init__(self, functions: Mapping[str, Function], sample_seconds: float, seed: int) -> None:
         self.functions = dict(functions)
@@ -142,7 +142,7 @@ class _InterleavedSamples:
         self._random = np.random.default_rng(seed)
 
     def start(self) -> None:
-        """Choose the number of calls per sample for each function, then run one warm-up sample each."""
+        """Calibrate the number of calls per sample for each function, then take one warm-up sample each."""
         for name, func in self.functions.items():
             self.calls[name] = clock.calibrate(func, self._sample_seconds)
         for name in self.names:
@@ -161,11 +161,11 @@ class _InterleavedSamples:
         return len(self.samples[self.names[0]]) // 2
 
     def log_ratios(self, name: str) -> Floats:
-        """One log(time / baseline time) per block."""
+        """Return log(time / baseline's time) of the function `name` for each block."""
         return self._block_logs(name) - self._block_logs(self.names[0])
 
     def _block_logs(self, name: str) -> Floats:
-        """Return log times, one per block: the faster of its two samples."""
+        """Return the log time of the function `name` in each block, the faster of its two samples."""
         values = np.maximum(np.asarray(self.samples[name][: 2 * self.blocks]), 1e-12)
         # Take the faster of the block's two samples: a disturbance only ever adds time, and rarely hits both.
         logs: Floats = np.log(values.reshape(-1, 2).min(axis=1))
@@ -181,7 +181,10 @@ def _sample(
     min_effect: float,
     limit: float,
 ) -> list[str]:
-    """Sample in blocks until the intervals are narrow enough or time is up; return reasons to distrust the result."""
+    """Sample in blocks until the intervals are narrow enough or time is up; return reasons to distrust the result.
+
+    `min_effect` is the half-width that is narrow enough, `limit` the time in seconds.
+    """
     start_time = time.perf_counter()
     before = read_machine()
     try:
@@ -206,7 +209,7 @@ def _sample(
 
 
 def _too_wide(samples: _InterleavedSamples, min_effect: float) -> bool:
-    """True while the interval of any ratio is too wide to detect a difference of `min_effect`."""
+    """Tell whether the interval of any ratio is too wide to detect a difference of `min_effect`."""
     tests = (signed_rank_test(samples.log_ratios(name), permutations=1) for name in samples.names[1:])
     return any(test.interval.half_width > min_effect / 2 for test in tests)
 
@@ -245,7 +248,7 @@ def _conclude(
 
 
 def _holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Correct p-values for multiple tests by Holm's step-down method (Holm 1979); keys stay."""
+    """Correct p-values, by name, for multiple tests by Holm's step-down method (Holm 1979)."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for position, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

@@ -28,7 +28,7 @@ from tilewise.profile.report.results import NANO, ProfileResults, build
 
 
 class _LargeBlocks:
-    """The native counter of large allocations, shared by all open contexts."""
+    """The native counter of large allocations, shared by all open profiler contexts."""
 
     lock = threading.Lock()
     users = 0
@@ -36,7 +36,7 @@ class _LargeBlocks:
 
     @classmethod
     def acquire(cls) -> None:
-        """Start to watch large allocations, if no other context does already."""
+        """Start counting large allocations, unless another context does already."""
         with cls.lock:
             cls.users += 1
             if cls.users == 1 and native is not None:
@@ -44,7 +44,7 @@ class _LargeBlocks:
 
     @classmethod
     def release(cls) -> None:
-        """Stop watching when the last context ends."""
+        """Stop counting when the last context ends."""
         with cls.lock:
             cls.users -= 1
             if cls.users == 0 and cls.started and native is not None:
@@ -59,7 +59,7 @@ class ProfilerContext(Recording):
     """
 
     def __init__(self, machine: MachineFigures | None = None, memory: bool = True) -> None:
-        """Store the settings; recording starts when the context is entered."""
+        """Store the settings; recording starts at the `with` statement."""
         super().__init__()
         self._labels: dict[str, str] = {}
         self._machine = machine
@@ -93,7 +93,7 @@ class ProfilerContext(Recording):
     # --- results ---
 
     def get_results(self) -> ProfileResults:
-        """Return the profile as data, after the `with` block. Entering a context again adds to its results."""
+        """Return the profile as data, after the block; a context that is entered again accumulates results."""
         if self._open_since_ns is not None:
             raise ConfigurationError("this ProfilerContext is still open; get its results after the `with` block")
         key = (len(self.records), self._seconds)
@@ -110,7 +110,7 @@ class ProfilerContext(Recording):
         return self._results[2]
 
     def _label_layers(self) -> None:
-        """Map dotted layer names to labels such as `7 Conv2d(64→64, 3×3)`, for all models that still exist.
+        """Return labels such as `7 Conv2d(64→64, 3×3)` by dotted layer name, for all profiled models that still exist.
 
         The context holds weak references only, so it does not keep a model alive.
         """

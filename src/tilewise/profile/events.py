@@ -57,7 +57,7 @@ class ProfileEvent:
         return self.end_ns - self.start_ns
 
     def contain(self, inner: ProfileEvent) -> None:
-        """Make `inner` a child of this event."""
+        """Make `inner` a child of this event, and add its time and allocations to those of inner events."""
         inner.parent = self
         self.inner_ns += inner.duration_ns + inner.recording_ns
         self.inner_allocated += inner.allocated
@@ -67,7 +67,7 @@ class ProfileEvent:
             self.inputs, self.outputs = inner.inputs, inner.outputs
 
     def find_tile(self, cache: dict[Any, Any]) -> None:
-        """Set the tile of a kernel that was called without one: its implementation's default for such operands."""
+        """Set the tile of a kernel that was called without one, to its implementation's default."""
         if not self._tile_query:
             return
         implementation, shapes, strides, options = self._tile_query
@@ -78,13 +78,13 @@ class ProfileEvent:
 
 
 def _sizes(arrays: Arrays) -> tuple[Shapes, int]:
-    """Split alternating shapes and dtypes into the shapes and the total number of bytes."""
+    """Split alternating shapes and dtypes into a list of shapes and the total number of bytes."""
     shapes = tuple(arrays[::2])
     return shapes, sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, arrays[1::2], strict=True))
 
 
 def _default_tile(implementation: Any, shapes: Shapes, strides: Shapes, options: dict[str, Any]) -> Any:
-    """Ask an implementation which tile it uses for operands of these shapes and strides."""
+    """Return the tile that an implementation uses for operands of these shapes and strides."""
     # `describe` reads shapes, strides and options but never values, so a one-element buffer can back the operands.
     buffer = np.zeros(1, np.float32)
     operands = (as_strided(buffer, shape, step, writeable=False) for shape, step in zip(shapes, strides, strict=True))
@@ -95,7 +95,7 @@ def _default_tile(implementation: Any, shapes: Shapes, strides: Shapes, options:
 
 
 def decode(records: Sequence[tuple[Any, ...]]) -> list[ProfileEvent]:
-    """Decode records into events, nest them and find their tiles; the order (by end time) stays."""
+    """Decode raw records into events with nesting and tiles, in the same order (by end time)."""
     events = [ProfileEvent(Record._make(record)) for record in records]
     roots_by_thread: dict[int, list[ProfileEvent]] = {}
     tiles: dict[Any, Any] = {}

@@ -101,7 +101,7 @@ class FLOPCounter(metaclass=ExplainsMethods):
 
 
 def _sum_of(result: Any) -> Any:
-    """Return the sum of the model's first result, as a scalar to differentiate."""
+    """Return the sum of the model's first result, a scalar whose gradient can be computed."""
     if isinstance(result, tuple | list):
         result = result[0]
     if not hasattr(result, "backward"):
@@ -137,7 +137,7 @@ def summarise(events: Iterable[ProfileEvent]) -> OpCounts:
 
 
 def op_name(event: ProfileEvent) -> str:
-    """Name an operation independently of how it ran (kernel or NumPy): snake case, `_grad` in the backward pass."""
+    """Return an operation's name in snake case, with `_grad` in the backward pass, however it ran."""
     if event.kind == "kernel":
         return event.name
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in event.name).strip("_").replace("mat_mul", "matmul")
@@ -145,7 +145,7 @@ def op_name(event: ProfileEvent) -> str:
 
 
 def cost_of(event: ProfileEvent) -> Cost | None:
-    """Compute the work of one event; None for events whose work is counted in the events they contain."""
+    """Return the work of one event; None if its inner events count it."""
     if event.kind == "module" or event.has_kernels or event.failed:
         return None
     if event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel":
@@ -159,7 +159,7 @@ def cost_of(event: ProfileEvent) -> Cost | None:
 
 
 def _matmul(event: ProfileEvent) -> int:
-    """Count 2 · inner dimension for every element of the result; at most one operand may be a vector."""
+    """Count 2 · (inner dimension) floating-point operations per element of the result."""
     inner = event.inputs[0][-1]
     return 2 * inner * math.prod(event.outputs[0]) if event.outputs else 0
 
@@ -175,7 +175,7 @@ def _conv2d_grad_input(event: ProfileEvent) -> int:
 
 
 def _conv2d_grad_weight(event: ProfileEvent) -> int:
-    """Count over all input channels like PyTorch, although grouped convolutions multiply only part of the pairs."""
+    """Count floating-point operations over all input channels, groups or not, as PyTorch does."""
     (n, outs, h, w), channels = event.inputs[0], event.inputs[1][1]
     filter_size = event.outputs[0][2:]
     return 2 * n * h * w * outs * channels * math.prod(filter_size)
@@ -187,7 +187,7 @@ def _attention(event: ProfileEvent) -> int:
 
 
 def _attention_grad(event: ProfileEvent) -> int:
-    """Count the four products of the gradient; recomputing the scores is an implementation detail."""
+    """Count the floating-point operations of the gradient's four products, without recomputed scores."""
     (b, heads, t, d), s, dv = event.inputs[1], event.inputs[2][2], event.inputs[3][3]
     return 2 * b * heads * t * s * 2 * (d + dv)
 
@@ -213,7 +213,7 @@ _PER_SCORE = {"attention": 6, "attention_grad": 8}  # scale, mask and softmax of
 
 
 def _elementwise(event: ProfileEvent) -> int:
-    """Count the arithmetic of an event that is not a product, including operations fused into a product."""
+    """Count the floating-point operations of an event other than those of products, fused ones included."""
     name = op_name(event)
     if name in MOVES_ONLY or event.shares_memory or not event.inputs:
         return 0
@@ -235,7 +235,7 @@ def _elementwise(event: ProfileEvent) -> int:
 
 
 def _fused_steps(event: ProfileEvent) -> int:
-    """Count the operations per output element of a fused epilogue: bias, residual, activation."""
+    """Count the operations per output element of a product's epilogue: bias, residual, activation."""
     bias, residual, activation = event.fused or (False, False, None)
     bias = bias or (event.name == "conv2d" and len(event.inputs) > 2)
     return int(bias) + int(residual) + {"relu": 1, "gelu": 4}.get(activation, 0)

@@ -67,7 +67,7 @@ class LeakReport:
 
 
 def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
-    """Call `func` repeatedly for at most about `seconds` and report whether its memory grows steadily."""
+    """Call `func` repeatedly, for about `seconds`, and report whether its live memory keeps growing."""
     deadline = time.perf_counter() + seconds
     with _quick_collections(), watch_heap() as watch:
         _live_bytes_after_calls(func, watch, _WARMUP_CALLS, deadline)
@@ -95,7 +95,7 @@ def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
 
 
 def steady_growth(live_bytes: Floats) -> float:
-    """Return the growth in bytes per call if live memory rises through every segment of the series, else 0."""
+    """Return the growth in bytes per call if live memory rises in every segment of the series, else 0."""
     if len(live_bytes) < 2 * _SEGMENTS:
         return 0.0
     rises = np.diff(_medians(live_bytes)) - _largest_steps(live_bytes)
@@ -106,7 +106,7 @@ def steady_growth(live_bytes: Floats) -> float:
 
 
 def _largest_steps(live_bytes: Floats) -> Floats:
-    """Return each segment's largest rise, in bytes, that a single call makes up.
+    """Return the largest rise in live bytes by a single call, between the middles of consecutive segments.
 
     A hash table that doubles once looks like growth from one segment to the next; a leak grows again and again.
     """
@@ -117,13 +117,13 @@ def _largest_steps(live_bytes: Floats) -> Floats:
 
 
 def _rise_per_call(live_bytes: Floats) -> float:
-    """Return the bytes gained per call between the medians of the first and last segments."""
+    """Return the bytes gained per call, between the medians of the first and the last segment."""
     medians = _medians(live_bytes)
     return float((medians[-1] - medians[0]) / (len(live_bytes) / _SEGMENTS * (_SEGMENTS - 1)))
 
 
 def _medians(live_bytes: Floats) -> Floats:
-    """Median of each segment; single disturbed calls do not matter."""
+    """Return the median of each segment of the series, on which single disturbed calls have no effect."""
     return np.array([np.median(segment) for segment in np.array_split(live_bytes, _SEGMENTS)])
 
 
@@ -140,7 +140,7 @@ def _live_bytes_after_calls(func: Callable[[], Any], watch: HeapWatch, calls: in
 
 
 def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) -> list[AllocationSite]:
-    """Find the five source lines whose memory grew most over some more calls."""
+    """Call the function some more and return the five source lines whose memory grew most."""
     with _quick_collections(), trace_allocations(_FRAMES):
         func()
         gc.collect()
@@ -164,7 +164,7 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
 
 
 def _callers_line(trace: tracemalloc.Traceback) -> tracemalloc.Frame | None:
-    """Return the innermost frame outside libraries; None if the caller has no code of its own in the traceback."""
+    """Return the innermost frame of the traceback outside of libraries; None if there is none."""
     for frame in reversed(trace):  # tracemalloc lists the innermost frame last
         if frame.filename == __file__:
             break
@@ -187,7 +187,7 @@ IMMORTAL = 5_000
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
-    """Freeze the existing objects, so that a collection after every call visits only new ones."""
+    """Freeze existing objects inside the block, so that garbage collection visits only new ones."""
     frozen_by_caller = gc.get_freeze_count() > IMMORTAL
     gc.collect()
     try:
@@ -242,7 +242,7 @@ class TracemallocHeapWatch(HeapWatch):
 
 @contextmanager
 def watch_heap() -> Iterator[HeapWatch]:
-    """Count allocations until the `with` block ends. A nested watch falls back to tracemalloc."""
+    """Count allocations inside the block; yields a reader of the counts. A nested watch uses tracemalloc."""
     if native is not None and not native.watch_active():
         try:  # includes the start: a time limit may raise while it runs
             if native.watch_start():

@@ -74,22 +74,25 @@ class MachineFigures:
         return nearest.flops_per_second
 
     def bandwidth(self, working_set: float, threads: int = 1, of: str = "copy") -> float:
-        """Return copy or read bandwidth in bytes/s for a working set in bytes, interpolated on its logarithm."""
+        """Return copy or read bandwidth (`of`) in bytes/s for a working set in bytes, interpolated on a log scale."""
         nearest = min((b.threads for b in self.bandwidths), key=lambda n: abs(n - threads))
         rows = sorted((b for b in self.bandwidths if b.threads == nearest), key=lambda b: b.bytes)
         size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
         return float(np.interp(size, [np.log(b.bytes) for b in rows], [getattr(b, of) for b in rows]))
 
     def read_bandwidth(self, working_set: float) -> float:
-        """Read bandwidth of one thread for this working set."""
+        """Return one thread's read bandwidth in bytes/s for a working set in bytes."""
         return self.bandwidth(working_set, of="read")
 
     def memory_bandwidth(self, threads: int = 1) -> float:
-        """Copy bandwidth of main memory."""
+        """Return the copy bandwidth of main memory in bytes/s."""
         return self.bandwidth(float("inf"), threads)
 
     def roofline_seconds(self, flops: float, bytes_moved: float, threads: int = 1) -> tuple[float, float]:
-        """Lower bounds in seconds: for the arithmetic, and for moving the bytes. The larger one bounds a program."""
+        """Return lower bounds in seconds for the arithmetic and for moving the bytes.
+
+        The larger one bounds the runtime.
+        """
         memory = bytes_moved / self.bandwidth(bytes_moved, threads) if bytes_moved else 0.0
         return flops / self.peak(threads), memory
 
@@ -102,7 +105,7 @@ def active_isa() -> str:
 
 
 def cache_file() -> Path:
-    """Path of the cached rates; an emulated machine (TILEWISE_MACHINE) has a separate file."""
+    """Return the path of the cached rates; an emulated machine (TILEWISE_MACHINE) has a separate file."""
     return cache_folder() / ("machine-played.json" if machine_override_text() else "machine.json")
 
 
@@ -135,20 +138,20 @@ def cached_machine() -> MachineFigures | None:
 
 @functools.lru_cache(maxsize=1)
 def _measure_once(_identity_json: str) -> MachineFigures:
-    """Measure the rates once per process: implausible rates are not cached in a file, but reused by later reports."""
+    """Measure the rates once per process; implausible rates are reused but not written to a file."""
     before = read_machine()
     rates = measure_machine()
     return replace(rates, doubts=find_doubts(rates, before, read_machine()))
 
 
 def _identity() -> list[Any]:
-    """Properties that must match for cached rates to belong to this machine."""
+    """Return the properties that must match for cached rates to be those of this machine."""
     isas = list(native.supported_isas()) if native is not None else ["numpy"]
     return [_SCHEMA, cpu_name(), real_cores(), isas, machine_override_text()]
 
 
 def _from_dict(data: dict[str, Any]) -> MachineFigures:
-    """Read the rates from JSON data; ValueError, LookupError or TypeError if they are not usable."""
+    """Read the rates from parsed JSON; ValueError, LookupError or TypeError if they are invalid."""
     peaks = [Peak(str(p["isa"]), int(p["threads"]), float(p["flops_per_second"])) for p in data["peaks"]]
     bandwidths = [
         Bandwidth(int(b["bytes"]), int(b["threads"]), float(b["read"]), float(b["copy"])) for b in data["bandwidths"]
@@ -175,7 +178,7 @@ def _from_dict(data: dict[str, Any]) -> MachineFigures:
 def measure_machine(
     sizes: list[int] | None = None, seconds: float = 0.02, threads: list[int] | None = None
 ) -> MachineFigures:
-    """Run the probes. Each rate is the best of five tries of `seconds` each."""
+    """Measure all peak rates; each is the best of five tries of `seconds`."""
     counts = threads or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
     sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
     if native is None:
@@ -216,8 +219,8 @@ def _restored_runtime() -> Iterator[None]:
         native.set_num_threads(threads)
 
 
-def _best_rate(run: Callable[[int], float], seconds: float, tries: int = 5) -> float:
-    """Return the best rate of several tries, in units per second; `run(rounds)` returns the units it processed."""
+def _best_of_tries(run: Callable[[int], float], seconds: float, tries: int = 5) -> float:
+    """Return the best of several rates in units per second; `run(rounds)` returns the units it processed."""
     rounds, best = 1, 0.0
     while tries:
         start = time.perf_counter()
@@ -236,41 +239,44 @@ def _probe_peak(isa: str, threads: int, seconds: float) -> Peak:
     assert native is not None
     native.set_isa(isa)
     native.set_num_threads(threads)
-    return Peak(isa, threads, _best_rate(lambda rounds: float(native.probe_multiply_adds(1000 * rounds)), seconds))
+    return Peak(isa, threads, _best_of_tries(lambda rounds: float(native.probe_multiply_adds(1000 * rounds)), seconds))
 
 
 def _bandwidth(
     size: int, threads: int, seconds: float, read: Callable[..., object], copy: Callable[..., object]
 ) -> Bandwidth:
-    """Measure the bandwidth with the probes `read(array, rounds)` and `copy(target, source, rounds)`."""
+    """Measure the bandwidth of a working set by the probes `read(array, rounds)` and `copy(target, source, rounds)`."""
     whole, half = np.ones(size // 4, np.float32), size // 8  # the working set of a copy is its source plus its target
     source, target = whole[:half], whole[half : 2 * half]
 
     def rate(run: Callable[..., object], *arrays: Any) -> float:
+        """Return the best rate of a probe in bytes per second."""
+
         def bytes_of(rounds: int) -> float:
             run(*arrays, rounds)
             return float(size * rounds)
 
-        return _best_rate(bytes_of, seconds)
+        return _best_of_tries(bytes_of, seconds)
 
     return Bandwidth(size, threads, rate(read, whole), rate(copy, target, source))
 
 
 def _fresh_memory(size: int, seconds: float) -> float:
-    """Measure bytes per second of allocating and filling 1 MiB blocks that all stay alive."""
+    """Measure the bytes per second of allocating and filling 1 MiB blocks without freeing any."""
 
     def run(rounds: int) -> float:
+        """Allocate and fill `rounds` blocks; return their bytes."""
         for _ in range(rounds):
             blocks = [np.empty(1 << 18, np.float32) for _ in range(max(size >> 20, 1))]
             for block in blocks:
                 block.fill(1.0)
         return float(max(size, 1 << 20) * rounds)
 
-    return _best_rate(run, seconds, tries=3)
+    return _best_of_tries(run, seconds, tries=3)
 
 
 def _library_threads() -> int:
-    """Threads of NumPy's matrix product: the number from the environment variables of the BLAS, else all CPUs."""
+    """Return the threads of NumPy's BLAS: from its environment variables, else all CPUs."""
     settings = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"))
     return min([real_cores(), *[int(text) for text in settings if text.isdigit() and int(text)][:1]])
 
@@ -285,7 +291,7 @@ def _numpy_peak(seconds: float) -> float:
             np.matmul(a, a, out=out)
         return 2.0 * n**3 * rounds
 
-    return _best_rate(run, seconds)
+    return _best_of_tries(run, seconds)
 
 
 def _numpy_read(whole: Any, rounds: int) -> None:
@@ -299,7 +305,7 @@ def _numpy_copy(target: Any, source: Any, rounds: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Main memory in bytes; 4 GiB if the system does not report it."""
+    """Return the size of main memory in bytes; 4 GiB if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -319,17 +325,17 @@ _PLAUSIBLE_RATE_PER_CORE = (1e8, 2e12)
 
 
 def find_doubts(machine: MachineFigures, before: MachineReading, after: MachineReading) -> list[str]:
-    """Reasons not to cache these rates: contradictions first, then the machine's load during the measurement."""
+    """Return reasons not to cache these rates: contradictions, and load during the measurement."""
     return [*contradictions(machine), *machine_reasons(before, after)]
 
 
 def contradictions(machine: MachineFigures) -> list[str]:
-    """Rates that are impossible or contradict each other, one sentence each."""
+    """Return a sentence about each rate that is impossible or contradicts another."""
     return [*_impossible_rates(machine), *_implausible_scaling(machine), *_slow_caches(machine)]
 
 
 def _impossible_rates(machine: MachineFigures) -> Iterator[str]:
-    """Say which rates per core are outside the range of any CPU."""
+    """Yield a sentence for each rate per core that no CPU reaches or stays below."""
     lowest, highest = _PLAUSIBLE_RATE_PER_CORE
     for peak in machine.peaks:
         if not lowest <= peak.flops_per_second / peak.threads <= highest:
@@ -345,7 +351,7 @@ def _impossible_rates(machine: MachineFigures) -> Iterator[str]:
 
 
 def _implausible_scaling(machine: MachineFigures) -> Iterator[str]:
-    """Say which rates fall with more threads, or rise faster than their number."""
+    """Yield a sentence for each rate that falls with more threads, or rises faster than their number."""
     for isa in dict.fromkeys(p.isa for p in machine.peaks):
         rates = {p.threads: p.flops_per_second for p in machine.peaks if p.isa == isa}
         yield from _check_scaling(rates, f"multiply-add rate with {isa}", _MIN_SCALING)
@@ -355,7 +361,7 @@ def _implausible_scaling(machine: MachineFigures) -> Iterator[str]:
 
 
 def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -> Iterator[str]:
-    """Say where the rates of two successive thread counts differ by an implausible factor."""
+    """Yield a sentence where rates of successive thread counts differ by an implausible factor."""
     for fewer, more in itertools.pairwise(sorted(rates)):
         gain = rates[more] / rates[fewer]
         if gain < min_scaling:
@@ -365,7 +371,7 @@ def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -
 
 
 def _slow_caches(machine: MachineFigures) -> Iterator[str]:
-    """Say which caches read slower than main memory, on one thread."""
+    """Yield a sentence for each cache that one thread reads more slowly than main memory."""
     rows = sorted((b for b in machine.bandwidths if b.threads == 1), key=lambda b: b.bytes)
     if len(rows) > 1 and rows[0].read < _MIN_SCALING * rows[-1].read:
         yield f"the smallest working set was read at {rows[0].read / rows[-1].read:.2f} times the speed of memory"

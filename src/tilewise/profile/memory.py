@@ -88,7 +88,10 @@ class MemoryProfiler(metaclass=ExplainsMethods):
     def profile(
         self, func: Callable[[], Any], *, warmup: int = 0, sites: bool = True, leaks: bool = True
     ) -> MemoryProfile:
-        """Call `func()` and measure its memory. `warmup` calls before it fill caches that should not count."""
+        """Call `func()` and measure its memory, after `warmup` calls that fill caches.
+
+        `sites` finds the source lines that hold memory at the peak, `leaks` tests whether memory grows with every call.
+        """
         limit = check_limit(self.time_limit)
         if not callable(func):
             raise MeasurementError(f"MemoryProfiler.profile needs a function to call, not {type(func).__name__}")
@@ -114,7 +117,7 @@ class _Usage:
 
 
 def _measure(func: Callable[[], Any]) -> _Usage:
-    """Call `func` once and read the allocation counters."""
+    """Call `func` once; return the allocation counters after it and after deleting its result."""
     gc.collect()
     # Workspaces of earlier calls are still allocated; only what exceeds them belongs to this call.
     native_before = int(native.memory_in_use()) if native is not None else 0
@@ -152,7 +155,7 @@ def _profile(usage: _Usage, overhead: _Usage, sites: list[AllocationSite], leak:
 
 
 def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
-    """Find the source lines whose memory is live at the peak.
+    """Return the source lines whose memory is live when the function's memory is at its peak.
 
     The function runs again under tracemalloc. When its bytes approach the first run's peak, the heap watch requests a
     snapshot, which is taken at the next safe point of the interpreter. Without the heap watch the snapshot is taken
@@ -176,7 +179,7 @@ def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
 
 
 def _largest(snapshot: tracemalloc.Snapshot) -> list[AllocationSite]:
-    """Return the allocation sites with at least 1 % of the bytes, largest first, without the profiler's own."""
+    """Return the allocation sites with at least 1 % of the snapshot's bytes, largest first."""
     profiler_files = (tracemalloc.__file__, __file__, leaks.__file__, contextlib.__file__)
     rows = [s for s in snapshot.statistics("lineno") if s.traceback[0].filename not in profiler_files]
     threshold = sum(row.size for row in rows) / 100
@@ -188,7 +191,7 @@ def _largest(snapshot: tracemalloc.Snapshot) -> list[AllocationSite]:
 
 @contextlib.contextmanager
 def _guarded(limit: float) -> Iterator[None]:
-    """Run the block with a time limit; report a function that raises or never returns as a MeasurementError."""
+    """Run the block with a time limit in seconds; a function that raises or hangs is a MeasurementError."""
     try:
         with time_limit(limit):
             yield

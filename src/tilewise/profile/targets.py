@@ -83,12 +83,13 @@ def model_target(
 
 
 def _target(name: str, model: Any, inputs: list[Any], backward: bool) -> Target:
-    """Pair a model with the function that calls it, with or without a backward pass."""
+    """Combine a model and its inputs to a target whose call includes the backward pass if `backward`."""
     from tilewise import no_grad
 
     model.train(backward)
 
     def call() -> Any:
+        """Run the model once and, if requested, the backward pass of the sum of its result."""
         if backward:
             model.zero_grad()
             result = model(*inputs)
@@ -100,7 +101,7 @@ def _target(name: str, model: Any, inputs: list[Any], backward: bool) -> Target:
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:
-    """Draw a random input batch: token ids for language models, float32 features or images otherwise."""
+    """Draw random inputs for a kind of model: token ids for language models, else float32 features or images."""
     shape = getattr(model, "example_shape", None)  # only models of the zoo have it
     if shape is not None:
         vocab = getattr(model, "vocab", None)
@@ -124,7 +125,7 @@ class ScriptExit:
 
 
 def run_script(path: Path, arguments: list[str]) -> ScriptExit:
-    """Run a Python file as a program."""
+    """Run a Python file as `__main__` with these arguments; return its exit code."""
     if not path.is_file():
         raise ConfigurationError(f"there is no script {path}")
     saved = sys.argv, sys.path[:]
@@ -134,7 +135,7 @@ def run_script(path: Path, arguments: list[str]) -> ScriptExit:
     except KeyboardInterrupt:
         return ScriptExit(130, f"{path} was interrupted; the report covers what ran")  # 128 + SIGINT
     except SystemExit as error:
-        return _exit(path, error.code)
+        return _exit_status(path, error.code)
     except TilewiseError as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)}: {error}") from None
     except BrokenPipeError:  # the reader of its output, such as `head`, has exited
@@ -146,8 +147,8 @@ def run_script(path: Path, arguments: list[str]) -> ScriptExit:
     return ScriptExit()
 
 
-def _exit(path: Path, code: object) -> ScriptExit:
-    """Convert the argument of `sys.exit` as the interpreter does: None is 0, an int is itself, a text is 1."""
+def _exit_status(path: Path, code: object) -> ScriptExit:
+    """Convert the argument of `sys.exit` to an exit code: None is 0, an int is itself, anything else is 1."""
     if code is None or code == 0:
         return ScriptExit()
     if isinstance(code, int):
@@ -156,6 +157,6 @@ def _exit(path: Path, code: object) -> ScriptExit:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """Format the last line of `path` in the error's traceback, as " line 12"; empty if there is none."""
+    """Return the last line of file `path` in an error's traceback, as " line 12"; "" if there is none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
     return f" line {frames[-1].lineno}" if frames else ""

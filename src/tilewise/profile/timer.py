@@ -52,7 +52,7 @@ class Measurement:
 
     @property
     def stable(self) -> bool:
-        """True if no check found a problem; `reasons` lists the problems."""
+        """Whether no reliability check found a problem; `reasons` lists the problems."""
         return not self.reasons
 
     @property
@@ -180,10 +180,10 @@ class Series:
 
 
 def take_samples(func: Function, warmup: int, runs: int, limit: float, sample_seconds: float) -> Series:
-    """Choose the calls per sample, warm up, and take `runs` samples within the time limit."""
+    """Choose the calls per sample, warm up, and take `runs` samples, fewer if `limit` seconds pass."""
     samples: list[float] = []
     calls = 1
-    threads_before = _thread_names()
+    threads_before = _thread_ids()
     before = read_machine()
     cpu, start = time.process_time(), time.perf_counter()
     try:
@@ -218,12 +218,12 @@ _TIME_LIMIT_ADVICE = "give a larger time_limit, or set processes=1, which can st
 
 
 def _notes(samples: list[float], calls: int, cores: float, threads_before: set[str]) -> list[str]:
-    """List what a reader of the times should know: a call too short to time, several cores, threads left running."""
+    """Return remarks for a reader of the times: very short calls, several cores in use, threads left running."""
     notes = []
     reading_ns, iteration_ns = clock.overhead_ns()
     if np.median(samples) < max(iteration_ns, reading_ns / calls) * clock.NANO:
         notes.append("the function is too short to time: a call takes no longer than one iteration of the timing loop")
-    new_threads = _thread_names() - threads_before
+    new_threads = _thread_ids() - threads_before
     if new_threads:
         threads = "1 thread" if len(new_threads) == 1 else f"{len(new_threads)} threads"
         notes.append(f"the function left {threads} running; their work after it returns is not part of its time")
@@ -232,8 +232,8 @@ def _notes(samples: list[float], calls: int, cores: float, threads_before: set[s
     return notes
 
 
-def _thread_names() -> set[str]:
-    """List all threads by kernel id, native ones included; without /proc, only Python's threads."""
+def _thread_ids() -> set[str]:
+    """Return the ids of all threads of this process; without /proc, only those of Python's threads."""
     try:
         return {path.name for path in Path("/proc/self/task").iterdir()}
     except OSError:

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 def input_norms(model: Module, batches: Iterable[Any]) -> dict[str, Array]:
-    """Return the L2 norm of each input channel, by the name of the weight that multiplies it; needs some batches."""
+    """Run batches through a model and return the L2 norm of each weight's input channels, (in,), by parameter name."""
     observed = copy.deepcopy(model).eval()
     squares: dict[str, Array] = {}
     for name, module in observed.named_modules():
@@ -40,10 +40,11 @@ def input_norms(model: Module, batches: Iterable[Any]) -> dict[str, Array]:
 
 
 def _observe(module: Any, name: str, squares: dict[str, Array]) -> None:
-    """Make a module add the squares of its inputs to `squares[name]`, per channel."""
+    """Wrap a module's forward method to add the squares of its inputs, per channel, to `squares[name]`."""
     forward = module.forward
 
     def observing_forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add the squares of x to the sums, and run the module's forward method."""
         values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float64)
         axes = (0, 2, 3) if isinstance(module, nn.Conv2d) else tuple(range(values.ndim - 1))
         squares[name] = squares.get(name, 0.0) + (values**2).sum(axes)
@@ -53,7 +54,7 @@ def _observe(module: Any, name: str, squares: dict[str, Array]) -> None:
 
 
 def wanda_scores(weight: Array, norms: Array, groups: int = 1) -> Array:
-    """Multiply magnitudes (out, in / groups, ...) by the norms of the input channels (in,)."""
+    """Return |weight| times the norm of its input channel, for weights (out, in / groups, ...)."""
     per_group = norms.reshape(groups, -1).repeat(len(weight) // groups, 0)  # (out, in / groups)
     scores: Array = np.abs(weight) * per_group.reshape(*per_group.shape, *[1] * (weight.ndim - 2))
     return scores

@@ -70,7 +70,7 @@ class SparseConv2d(SparseLayer):
         return layer
 
     def _pack(self, weight: Array, bias: Array | None, stride: Pair, padding: Pair, always_sparse: bool) -> None:
-        """Check the shapes and pack the non-zero weights."""
+        """Check the shapes and set up the layer from a dense weight (out, in, kh, kw)."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 4:
             raise ShapeError(f"the weight of a convolution must have four dimensions, not {w.ndim}")
@@ -113,7 +113,7 @@ class SparseConv2d(SparseLayer):
         return conv
 
     def explain(self) -> dict[str, str]:
-        """Explain the choice for each input size so far: "sparse" or "dense", with both times."""
+        """Return, for each input size so far, which kernel was chosen and both kernels' times."""
         return {choice.at: str(choice) for choice in self._choices.values()}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
@@ -130,7 +130,7 @@ class SparseConv2d(SparseLayer):
         return self._apply_epilogue(self._convolve(values, fused), activation, residual, fused)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run this layer with the norm and activation after it; returns how many layers were used."""
+        """Run this layer with the norm and activation after it; return (result, number of layers run)."""
         count = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
         activation = fusable_activation(layers[count : count + 1])
         return self(x, activation=activation), count + (activation is not None)
@@ -171,7 +171,7 @@ class SparseConv2d(SparseLayer):
         return weight
 
     def _dense_product(self, x: Array, relu: bool = False) -> Array:
-        """Convolve with the dense kernel; the dense weights are built once and kept."""
+        """Convolve by the dense kernel, whose weights are unpacked once."""
         if self._dense is None:
             self._dense = self.weights()
         options = {"stride": self.stride, "padding": self.padding, "activation": "relu" if relu else None}
@@ -183,7 +183,7 @@ class SparseConv2d(SparseLayer):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
-        """Rebuild the layer from the arrays of a file; raises `ValueError` if the geometry is absurd."""
+        """Create the layer from the arrays of a file; `ValueError` for invalid stride or padding."""
         sy, sx, py, px = (int(n) for n in arrays["geometry"])
         if max(sy, sx, py, px) > _MAX_PADDING:
             raise ValueError
@@ -198,6 +198,6 @@ class FoldedNorm(Module):
 
 
 def sparse_with_norm(conv: Conv2d, norm: BatchNorm2d) -> SparseConv2d:
-    """Fold a batch norm (in eval mode) into the convolution before it and make that sparse."""
+    """Fold an eval-mode batch norm into the convolution before it and return that as a sparse layer."""
     weight, bias = fold_batch_norm(conv, norm)
     return SparseConv2d.from_weights(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))

@@ -65,7 +65,7 @@ class SparseInt8Linear(SparseMatrixLayer):
         return int(self._kernel.nbytes + (0 if self._dense is None else self._dense.nbytes))
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
-        """Compute the layer with the dense INT8 kernel; the dense layer is built once and kept."""
+        """Compute the layer by the dense INT8 kernel, whose weights are unpacked once."""
         if self._dense is None:
             self._dense = QuantizedLinear.from_integers(self.weights(), self.scale, self.float_bias)
         out: Array = self._dense(rows, activation="relu" if relu else None).data
@@ -80,7 +80,7 @@ class SparseInt8Linear(SparseMatrixLayer):
 
 
 class _NumpySparseInt8:
-    """Replacement for the native kernel without the extension: the same integers, with a dense product."""
+    """NumPy version of the sparse INT8 kernel: the same integers, by a dense product."""
 
     def __init__(self, q: Array, scale: Array, bias: Array | None) -> None:
         self._q, self._scale, self._bias = q.copy(), scale, bias

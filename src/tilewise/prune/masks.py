@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def checked_sparsity(sparsity: float) -> float:
-    """Return the sparsity as a float; ConfigurationError unless it is between 0 and 1."""
+    """Convert the sparsity to float; ConfigurationError unless it is between 0 and 1."""
     if not isinstance(sparsity, int | float | np.number) or not 0 <= sparsity <= 1:
         text = repr(sparsity) if isinstance(sparsity, int | float | str | np.number) else type_name(sparsity)
         raise ConfigurationError(f"sparsity, the fraction of weights to drop, must be between 0 and 1, not {text}")
@@ -28,7 +28,7 @@ def checked_sparsity(sparsity: float) -> float:
 
 
 def checked_weights(weights: Any) -> Array:
-    """Return the weights as an array; an error unless they are floating point without NaN."""
+    """Convert weights to an array; raise unless they are floating-point and not NaN."""
     if hasattr(weights, "named_modules"):
         raise DtypeError(
             f"a {type_name(weights)} is not an array of weights; pass layer.weight, or use prune(model, sparsity) "
@@ -100,7 +100,7 @@ class Pattern:
             )
 
     def mask(self, weights: Array, sparsity: float) -> Mask:
-        """Compute the mask of a layer; an N:M pattern ignores `sparsity`."""
+        """Return the mask (True: keep) of a weight matrix; an N:M pattern ignores `sparsity`."""
         if self.group is not None:
             return n_of_m_mask(weights, *self.group)
         if self.block is not None:

@@ -58,7 +58,7 @@ class Pruning:
                 self._weights[name].mul_(mask.astype(np.float32))
 
     def hold(self, optimizer: Any) -> None:
-        """Make every `optimizer.step()` end with `apply()`."""
+        """Make every `optimizer.step()` set the pruned weights to zero again."""
         step = optimizer.step
 
         def masked_step(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def prune(
 
 
 class _Selection:
-    """Chooses which weights of a model become zero."""
+    """Selects the weights of a model to prune, by the settings of `prune`."""
 
     def __init__(
         self, model: Module, scope: str, pattern: str, skip: Iterable[str], calibration: Iterable[Any] | None
@@ -136,7 +136,7 @@ class _Selection:
         self.scope = scope
 
     def prune(self, model: Any, sparsity: float) -> None:
-        """Prune a model in place to one sparsity and set its attribute `pruning`."""
+        """Prune a model in place to this sparsity and set its attribute `pruning`."""
         weights = self._selected(model)
         arrays = {name: checked_weights(w.data) for name, w in weights.items()}
         masks = self._masks(model, arrays, sparsity)
@@ -162,7 +162,7 @@ class _Selection:
         return weights
 
     def _masks(self, model: Module, arrays: dict[str, Array], sparsity: float) -> dict[str, Mask]:
-        """Compute the mask of each weight: magnitudes or Wanda scores, compared within the scope."""
+        """Return each weight's mask from magnitudes or Wanda scores, compared over the model or per layer."""
         if self.pattern.text != "unstructured":
             return {n: self.pattern.mask(w, sparsity) if w.size else np.ones(w.shape, bool) for n, w in arrays.items()}
         scores = {name: np.abs(w) for name, w in arrays.items()}
@@ -178,7 +178,7 @@ class _Selection:
 
 
 def _global_masks(scores: dict[str, Array], sparsity: float) -> dict[str, Mask]:
-    """Compute one mask over the scores of all layers and split it by layer."""
+    """Drop the fraction `sparsity` of the smallest scores over all layers; return a mask per layer."""
     combined = magnitude_mask(np.concatenate([values.reshape(-1) for values in scores.values()]), sparsity)
     masks, offset = {}, 0
     for name, values in scores.items():
@@ -250,7 +250,7 @@ def sensitivity(
     sparsities: Iterable[float] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     tolerance: float = 0.02,
 ) -> list[Sensitivity]:
-    """Prune one layer at a time and measure the accuracy.
+    """Prune one layer at a time to each sparsity and measure the accuracy with `evaluate`.
 
     A layer is fragile if it loses more than `tolerance` at 70 % sparsity (or the nearest level).
     """

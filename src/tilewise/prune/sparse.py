@@ -53,7 +53,7 @@ class SparseLinear(SparseMatrixLayer, metaclass=ExplainsMethods):
         return layer
 
     def _pack(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
-        """Check the shapes and pack the non-zero weights."""
+        """Check the shapes and set up the layer from a dense weight (out, in)."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 2:
             raise ShapeError(f"the weight of a linear layer must have two dimensions, not {w.ndim}")
@@ -100,7 +100,7 @@ class SparseLinear(SparseMatrixLayer, metaclass=ExplainsMethods):
         return F.linear(x, Tensor(self.weights()), bias, activation=activation, residual=residual)
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
-        """Multiply by the weights in dense form, unpacking them on first use."""
+        """Multiply rows by the dense weights, which are unpacked at the first use."""
         if self._dense is None:
             self._dense = self._kernel.to_dense()
         activation = "relu" if relu else None
@@ -115,14 +115,14 @@ class SparseLinear(SparseMatrixLayer, metaclass=ExplainsMethods):
 
 
 class _NumpySparse:
-    """Replacement for the native kernel without the extension: a dense product, zeros included."""
+    """NumPy version of the sparse kernel: a dense product, zeros included."""
 
     def __init__(self, dense: Array, bias: Array | None) -> None:
         self._dense, self._bias = dense.copy(), bias
         self.nbytes = self._dense.nbytes
 
     def multiply(self, x: Array, relu: bool) -> Any:
-        """Multiply with the dense weight, add the bias and apply ReLU; None if x is not float32."""
+        """Compute x @ weight.T + bias, then ReLU if `relu`; None unless x is float32."""
         if x.dtype != np.float32:
             return None
         out: Array = x @ self._dense.T
@@ -134,7 +134,7 @@ class _NumpySparse:
 
 
 class SparseAttention(MultiHeadAttention):
-    """Attention whose two projections are other layers, sparse or dense."""
+    """Multi-head attention whose projections may be sparse layers."""
 
     def __init__(self, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> None:
         self.embed_dim, self.num_heads, self.head_dim = attention.embed_dim, attention.num_heads, attention.head_dim
@@ -164,12 +164,12 @@ def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module
     if _is_sparse(out, at_least):
         out = _sparse_layer(out)
     else:
-        _replace(out, at_least)
+        _replace_sparse_layers(out, at_least)
     report: dict[str, str] = {}
     if sample is not None:
         x = np.asarray(sample.data if isinstance(sample, Tensor) else sample)
         layers = {name: m for name, m in out.named_modules() if isinstance(m, SparseLinear | SparseConv2d)}
-        for name, text in _choices(out, layers, x).items():
+        for name, text in _kernel_choices(out, layers, x).items():
             report[name] = text
             if text.startswith("dense"):
                 out = _with_layer(out, name, layers[name].to_dense().eval())
@@ -179,8 +179,8 @@ def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module
     return out
 
 
-def _choices(model: Module, layers: dict[str, Any], x: Array) -> dict[str, str]:
-    """Say for every sparse layer which kernel it uses for an input: the one of a plan, or without one the faster."""
+def _kernel_choices(model: Module, layers: dict[str, Any], x: Array) -> dict[str, str]:
+    """Describe the kernel that each sparse layer uses for the input x: the plan's, or else the faster one."""
     try:
         planned = set(compile(model, x).algorithms)
     except TilewiseError:  # the model has no plan
@@ -198,7 +198,7 @@ def _choices(model: Module, layers: dict[str, Any], x: Array) -> dict[str, str]:
 
 
 def _with_layer(model: Module, name: str, layer: Module) -> Module:
-    """Replace the layer with this name, which is the model itself if the name is empty."""
+    """Replace the submodule called `name`, or the model itself if it is "", and return the model."""
     parent, _, child = name.rpartition(".")
     if not child:
         return layer
@@ -207,7 +207,7 @@ def _with_layer(model: Module, name: str, layer: Module) -> Module:
 
 
 def _is_sparse(layer: Module, at_least: float) -> bool:
-    """Tell whether a layer has a sparse kernel and at least this fraction of zeros."""
+    """Tell whether a layer can be sparse and at least this fraction of its weights is zero."""
     if (
         not isinstance(layer, Linear | Conv2d)
         or getattr(layer, "groups", 1) != 1
@@ -223,21 +223,21 @@ def _sparse_layer(layer: Any) -> Module:
 
 
 def _sparse_attention(attention: MultiHeadAttention, at_least: float) -> MultiHeadAttention:
-    """Convert the projections of attention; return it unchanged if both stay dense."""
+    """Make the projections of attention sparse; the attention is returned unchanged if both stay dense."""
     layers = {"in_proj": attention.in_layer(), "out_proj": attention.out_proj}
     sparse = {name: _sparse_layer(layer) for name, layer in layers.items() if _is_sparse(layer, at_least)}
     return SparseAttention(attention, **(layers | sparse)) if sparse else attention
 
 
-def _replace(module: Module, at_least: float) -> None:
-    """Replace children whose share of zeros is `at_least` by sparse layers, in place and recursively."""
+def _replace_sparse_layers(module: Module, at_least: float) -> None:
+    """Replace submodules with at least this share of zeros by sparse layers, in place, recursively."""
     children = list(module.named_children())
     for i, (name, child) in enumerate(children):
         if isinstance(child, MultiHeadAttention) and hasattr(child, "in_proj_weight"):
             setattr(module, name, _sparse_attention(child, at_least))
             continue
         if not _is_sparse(child, at_least):
-            _replace(child, at_least)
+            _replace_sparse_layers(child, at_least)
             continue
         # In a Sequential, the next child runs after this one, so a batch norm there can be folded.
         next_name, next_layer = children[i + 1] if i + 1 < len(children) else ("", None)

@@ -31,7 +31,7 @@ _MAX_CACHED_SHAPES = 1000  # bounds the memory of `_dense_for`
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Times of the sparse and the dense kernel in seconds, at an input size described by `at`."""
+    """Times of the sparse and the dense kernel in seconds for an input size, which `at` describes."""
 
     sparse_s: float
     dense_s: float
@@ -39,7 +39,7 @@ class KernelChoice:
 
     @property
     def dense(self) -> bool:
-        """Tell whether the dense kernel is used, because it is faster."""
+        """Whether the dense kernel is faster."""
         return self.dense_s < self.sparse_s
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class KernelChoice:
 
 
 def time_both(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> KernelChoice:
-    """Time both kernels interleaved; the fastest of 20 calls counts. Without compiled kernels take the dense one."""
+    """Time both kernels interleaved, the fastest of 20 calls each; the dense one without compiled kernels."""
     from tilewise.profile.timing.clock import time_interleaved
 
     if native is None:  # NumPy multiplies the zeros too: a difference in time would be noise
@@ -75,7 +75,7 @@ def check_layer_size(layer: str, *sizes: Any) -> None:
 
 
 class SparseLayer(FusibleLayer):
-    """A layer that stores its non-zero weights in `_kernel`, and dense weights only if those are faster."""
+    """Base class of layers with sparse weights; dense weights are kept as well where they are faster."""
 
     description: str  # for error messages
     format: str  # format name in its file
@@ -85,14 +85,14 @@ class SparseLayer(FusibleLayer):
     _dense: Any
 
     def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
-        """Set the attributes that all sparse layers have, such as the bias and the number of nonzeros."""
+        """Set the attributes common to sparse layers from a dense weight: sizes, bias, nonzeros."""
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self.nonzeros, self.size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
         self._dense = None
         self._choices: dict[Any, KernelChoice] = {}
 
     def stay_sparse(self) -> None:
-        """Use the sparse kernel for every input, and free the dense weights that were made to time it."""
+        """Always use the sparse kernel from now on, and free the dense weights."""
         self.always_sparse, self._dense = True, None
         self._choices.clear()
 
@@ -107,25 +107,25 @@ class SparseLayer(FusibleLayer):
         return int(sum(buffer.nbytes for buffer in buffers if buffer is not None))
 
     def explain(self) -> dict[str, str]:
-        """Explain the choice for each input size so far: "sparse" or "dense", with both times."""
+        """Return, for each input size so far, which kernel was chosen and both kernels' times."""
         names = [f"up to {n}" for n in self.sizes] + [f"above {self.sizes[-1]}"]
         return {names[size]: str(choice) for size, choice in sorted(self._choices.items())}
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run this layer with the activation after it; returns how many layers were used."""
+        """Run this layer with the activation after it; return (result, number of layers run)."""
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 
     def _record(self, x: Tensor, activation: str | None, residual: Any) -> Tensor | None:
-        """Compute with dense weights while a trace records: its plan chooses the kernel. None if the layer cannot."""
+        """Compute by a traced dense operation while tracing, so that the plan chooses the kernel; None if it cannot."""
         return None
 
     def _size_class(self, batch: int) -> int:
-        """Return the index of the batch-size range for which one kernel choice is remembered."""
+        """Return the index of the batch-size range that shares one choice of kernel."""
         return int(np.searchsorted(self.sizes, batch))
 
     def _choose(self, key: Any, sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> bool:
-        """Return True if the dense kernel is faster at this size; times both on the first call."""
+        """Tell whether the dense kernel is faster at this size (`key`); both are timed at the first call."""
         if key not in self._choices:
             dense_before = self._dense
             self._choices[key] = time_both(sparse, dense, at)
@@ -135,7 +135,7 @@ class SparseLayer(FusibleLayer):
 
     @staticmethod
     def _apply_epilogue(out: Array, activation: str | None, residual: Any, fused: bool) -> Tensor:
-        """Add the residual and apply the activation, unless the kernel has `fused` them."""
+        """Add the residual and apply the activation, unless the kernel has done so (`fused`)."""
         if residual is not None:
             out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
         if activation is not None and not fused:
@@ -160,12 +160,12 @@ class SparseLayer(FusibleLayer):
             raise FileFormatError(f"{path} does not contain {cls.description}") from None
 
     def weights(self) -> Array:
-        """Dense weights, zeros included."""
+        """Return the dense weights, zeros included."""
         weight: Array = self._kernel.to_dense()
         return weight
 
     def _extra_arrays(self) -> dict[str, Array]:
-        """Arrays of its file other than weights and bias."""
+        """Return the arrays to store besides weights and bias."""
         return {}
 
     @classmethod
@@ -175,7 +175,7 @@ class SparseLayer(FusibleLayer):
 
 
 class SparseMatrixLayer(SparseLayer):
-    """A layer that multiplies the last axis of its input, which has `in_features` elements, by a sparse matrix."""
+    """Base class of sparse linear layers over the last axis."""
 
     in_features: int
     out_features: int
@@ -187,12 +187,12 @@ class SparseMatrixLayer(SparseLayer):
         self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
 
     def stay_sparse(self) -> None:
-        """Forget also the choices by input shape."""
+        """Always use the sparse kernel from now on, and discard earlier choices."""
         super().stay_sparse()
         self._dense_for.clear()
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        """Compute x @ weight.T + bias, with residual and activation; known shapes skip checks and conversions."""
+        """Compute activation(x @ weight.T + bias + residual); shapes seen before skip all checks."""
         if tracers and isinstance(x, Tensor) and (recorded := self._record(x, activation, residual)) is not None:
             return recorded
         values = x.data if isinstance(x, Tensor) else x
@@ -206,7 +206,9 @@ class SparseMatrixLayer(SparseLayer):
         return self._forward_general(x, activation, residual)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run this layer and the sparse layers and ReLUs that follow it, without a tensor for each result between them.
+        """Run this layer and the sparse layers and ReLUs after it on plain arrays.
+
+        Return (result, number of layers run).
 
         The products of a small network take a few microseconds each, about as long as the calls around them.
         """
@@ -226,7 +228,7 @@ class SparseMatrixLayer(SparseLayer):
         return (_wrap(values), count) if count else super().forward_fused(x, layers)
 
     def _forward_general(self, x: Any, activation: str | None, residual: Any) -> Tensor:
-        """Multiply inputs of a new shape, or with an epilogue that the kernel does not fuse."""
+        """Compute the layer for a new shape, or with an epilogue that the kernel does not fuse."""
         reject_gradient(x)
         values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
         if values.shape[-1:] != (self.in_features,):
@@ -241,7 +243,7 @@ class SparseMatrixLayer(SparseLayer):
         return self._apply_epilogue(product, activation, residual, fused)
 
     def _is_dense(self, rows: Array) -> bool:
-        """Tell whether the dense product was faster than the sparse one for this number of rows."""
+        """Tell whether the dense kernel is the faster one for this number of rows."""
         if self.always_sparse or not len(rows):
             return False
         return self._choose(
@@ -252,11 +254,11 @@ class SparseMatrixLayer(SparseLayer):
         )
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
-        """Multiply rows by the weights in dense form, unpacking them on first use."""
+        """Multiply rows by the dense weights, which are unpacked at the first use."""
         raise NotImplementedError
 
     def _dense_fast(self, values: Array, relu: bool) -> Array | None:
-        """Multiply by the dense weights, for a shape checked before; None if the dtype must be converted first."""
+        """Multiply by the dense weights without checks; None if the dtype has to be converted first."""
         if values.dtype != np.float32:
             return None
         if values.ndim == 2:

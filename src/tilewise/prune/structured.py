@@ -46,7 +46,7 @@ def shrink(model: Module, sparsity: float = 0.5) -> Module:
 
 
 def select_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:
-    """Select the channels to keep: those with the largest norms, summed over convolutions whose outputs are added."""
+    """Return the channels to keep, by the filters' norms summed over `convs`, whose outputs are added."""
     checked_sparsity(sparsity)
     norms: Array = np.sum([_norms(conv) for conv in convs], 0)
     keep = len(norms) - round(sparsity * len(norms))
@@ -70,7 +70,7 @@ def _check_groups(conv: nn.Conv2d) -> None:
         raise ConfigurationError("shrink does not support convolutions with groups")
 
 
-def _with(layer: Any, **attributes: Any) -> Any:
+def _copy_with(layer: Any, **attributes: Any) -> Any:
     """Return a copy of a layer with some attributes replaced."""
     small = copy.copy(layer)
     for name, value in attributes.items():
@@ -85,7 +85,7 @@ def smaller_conv(conv: nn.Conv2d, outputs: Array | None, inputs: Array | None) -
     if outputs is not None:
         weight, bias = weight[outputs], None if bias is None else Parameter(bias.data[outputs])
     weight = np.array(weight if inputs is None else weight[:, inputs], order="C")
-    small: nn.Conv2d = _with(conv, weight=Parameter(weight), bias=bias)
+    small: nn.Conv2d = _copy_with(conv, weight=Parameter(weight), bias=bias)
     small.out_channels, small.in_channels = weight.shape[:2]
     return small
 
@@ -94,7 +94,7 @@ def smaller_norm(norm: nn.BatchNorm2d, channels: Array) -> nn.BatchNorm2d:
     """Copy a batch norm with only these channels."""
     parameters = {name: Parameter(getattr(norm, name).data[channels]) for name in ("weight", "bias")}
     buffers = {name: Buffer(getattr(norm, name).data[channels]) for name in ("running_mean", "running_var")}
-    small: nn.BatchNorm2d = _with(norm, num_features=len(channels), **parameters, **buffers)
+    small: nn.BatchNorm2d = _copy_with(norm, num_features=len(channels), **parameters, **buffers)
     return small
 
 
@@ -109,7 +109,7 @@ def smaller_linear(linear: nn.Linear, channels: Array, channel_count: int) -> nn
     # Input columns of the remaining channels.
     columns = (channels[:, None] * per_channel + np.arange(per_channel)).reshape(-1)
     weight = np.array(linear.weight.data[:, columns], order="C")
-    small: nn.Linear = _with(linear, in_features=len(columns), weight=Parameter(weight))
+    small: nn.Linear = _copy_with(linear, in_features=len(columns), weight=Parameter(weight))
     return small
 
 
@@ -118,7 +118,7 @@ _TRANSPARENT = (nn.ReLU, nn.GELU, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Fla
 
 
 def _shrink_sequential(model: Any, sparsity: float) -> Module:
-    """Prune every convolution but a final one, in place, and adapt the layers that follow it."""
+    """Remove filters of every convolution but a final one, in place, and shrink the layers after them."""
     layers = list(model.named_children())
     last = max((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)), default=-1)
     channels: Array | None = None  # remaining output channels of the last convolution; None if all remain
@@ -142,7 +142,7 @@ def _shrink_sequential(model: Any, sparsity: float) -> Module:
 
 
 def _shrink_resnet8(model: ResNet8, sparsity: float) -> Module:
-    """Prune a ResNet8 in place; the convolutions of a stage whose outputs are added keep the same channels."""
+    """Remove filters of a ResNet8 in place; convolutions whose outputs are added keep equal channels."""
     blocks = [model.block1, model.block2, model.block3]
     added: list[nn.Conv2d] = [model.conv]  # convolutions whose outputs are added in the current stage
     stages: list[list[nn.Conv2d]] = []
@@ -165,7 +165,7 @@ def _shrink_resnet8(model: ResNet8, sparsity: float) -> Module:
 
 
 def _shrink_block(block: ResidualBlock, inputs: Array, outputs: Array, sparsity: float) -> None:
-    """Remove channels of a residual block: `inputs` and `outputs` are the ones that remain."""
+    """Remove channels of a residual block in place; `inputs` and `outputs` are those to keep."""
     inner = select_channels([block.conv1], sparsity)
     block.conv1 = smaller_conv(block.conv1, inner, inputs)
     block.conv2 = smaller_conv(block.conv2, outputs, inner)

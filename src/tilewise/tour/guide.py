@@ -56,7 +56,7 @@ def _describe_environment(when: str) -> str:
 
 
 def headlines(facts: dict[str, Any]) -> list[Headline]:
-    """Choose the three numbers that say most about this machine; stops that were skipped have none."""
+    """Choose up to three numbers for the top of the report, from the stops that were not skipped."""
     numbers = []
     for key, what, cost in (
         ("cnn", "a CNN, from NumPy in float32 to pruned and INT8", "accuracy {}"),

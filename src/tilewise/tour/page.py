@@ -56,7 +56,7 @@ def _format_section(number: int, stop: Stop) -> str:
 
 
 def _repeats_chart(table: Table, chart: Bars) -> bool:
-    """Return whether a table only repeats the values of a chart."""
+    """Tell whether a table has only the values that a chart shows already."""
     return len(table.headings) == 2 and [row[0] for row in table.rows] == list(chart.values)
 
 
@@ -81,7 +81,7 @@ def bars(chart: Bars) -> str:
 
 
 def _share(value: float, largest: float, log: bool) -> float:
-    """Return the length of a bar in [0, 1], on a linear or logarithmic scale."""
+    """Return a bar's length in [0, 1] for a value, on a linear or logarithmic scale up to `largest`."""
     if not (value > 0 and largest > 0):
         return 0.0
     return math.log1p(value) / math.log1p(largest) if log else value / largest

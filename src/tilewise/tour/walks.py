@@ -49,7 +49,7 @@ class ModelVersion:
 
 
 def cnn_stop(visit: Visit) -> Stop:
-    """Speed up a CNN: native kernels, one native call, fewer filters, int8."""
+    """Measure a CNN in steps: native kernels, one native call, fewer filters, int8."""
     digits, model = data.digits(), models.pretrained("cnn").eval()
     batch = Tensor(digits.x_test[:_BATCH])
     visit.say("removing filters and retraining")
@@ -80,13 +80,15 @@ def cnn_stop(visit: Visit) -> Stop:
 
 
 def gpt_stop(visit: Visit) -> Stop:
-    """Speed up a GPT: native kernels, a KV cache, int8 weights."""
+    """Measure a GPT in steps: native kernels, a KV cache, int8 weights."""
     model, ids = models.pretrained("gpt").eval(), data.encode(_PROMPT)
     plain = OptimizedBackend(only="numpy")
     count = _affordable_tokens(model, ids, plain, 24 if visit.quick else 120)
     expected = list(generate(model, ids, count))
 
     def step(name: str, backend: OptimizedBackend | None, size: int, **options: Any) -> ModelVersion:
+        """Return a version of the model that generates tokens with these options."""
+
         def run() -> list[int]:
             with use_backend(backend) if backend is not None else nullcontext():
                 return list(generate(model, ids, count, **options))
@@ -109,7 +111,7 @@ def gpt_stop(visit: Visit) -> Stop:
 
 
 def _affordable_tokens(model: Any, ids: Any, plain: OptimizedBackend, max_tokens: int) -> int:
-    """Return the number of tokens to generate; fewer if the slowest step is slow on a busy machine."""
+    """Return the number of tokens to generate, reduced if the slowest version takes too long here."""
     with use_backend(plain):
         list(generate(model, ids, 2, use_cache=False))
         start = time.perf_counter()
@@ -119,10 +121,11 @@ def _affordable_tokens(model: Any, ids: Any, plain: OptimizedBackend, max_tokens
 
 
 def _forward_call(model: Any, batch: Tensor, backend: OptimizedBackend | None) -> Callable[[], Any]:
-    """Return a function that runs the model on a batch with this backend."""
+    """Return a function that runs the model on a batch with `backend` (None: the default)."""
 
     @no_grad()
     def run() -> Any:
+        """Run the model without gradients on the backend."""
         if backend is None:
             return model(batch)
         with use_backend(backend):
@@ -132,7 +135,7 @@ def _forward_call(model: Any, batch: Tensor, backend: OptimizedBackend | None) -
 
 
 def _timed_stop(title: str, steps: list[ModelVersion], quality: str, runs: int) -> Stop:
-    """Time all versions of a model, interleaved, and describe them as a stop."""
+    """Time all versions of a model, interleaved, and return them as a stop of the tour."""
     # The time limit allows fewer rounds on a busy machine; `timing.reasons` reports that.
     functions = {step.name: step.run for step in steps}
     try:
@@ -161,7 +164,7 @@ def _timed_stop(title: str, steps: list[ModelVersion], quality: str, runs: int) 
 
 
 def step_sentences(seconds: dict[str, float]) -> list[str]:
-    """Describe each step that is not faster than the one before it."""
+    """Return a sentence for each step that is not faster than the one before it."""
     sentences = []
     for (before, old), (after, new) in itertools.pairwise(seconds.items()):
         if new > (1 + _NO_DIFFERENCE) * old:

@@ -25,7 +25,7 @@ def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
 
 
 def _repeated(x: Tensor, heads: int, node: OnnxNode) -> Tensor:
-    """Repeat keys or values for every query head that shares them."""
+    """Repeat the heads of keys or values (B, H', T, D) for the query heads that share them: `heads` in all."""
     if x.shape[1] == heads:
         return x
     if not x.shape[1] or heads % x.shape[1]:
@@ -55,7 +55,7 @@ def _attention(
     past_value: Value | None = None,
     lengths: Value | None = None,
 ) -> Any:
-    """Compute attention over (B, H, T, D), with cached keys and values in front if the node has them."""
+    """Compute attention over (B, H, T, D); cached keys and values, if any, come before the new ones."""
     if not is_float(q, k, v) or len(node.outputs) > 3 or lengths is not None or not set(node.attributes) <= _SUPPORTED:
         raise DtypeError(f"{node} is of a kind (windows, lengths, scores as a result) that tilewise does not compute")
     queries = _heads(node, q, node.get("q_num_heads", 0))
@@ -73,21 +73,21 @@ def _attention(
         mixed = F.scaled_dot_product_attention(queries, many_keys, many_values, None, causal, scale)
     else:
         scores = _masked(node, (queries * scale) @ many_keys.transpose(), mask, past)
-        mixed = _shares(scores) @ many_values
+        mixed = _safe_softmax(scores) @ many_values
     if len(q.shape) == 3:
         mixed = mixed.permute(0, 2, 1, 3).reshape(b, t, h * values.shape[3])
     return (mixed, keys, values)[: len(node.outputs)] if len(node.outputs) > 1 else mixed
 
 
-def _shares(scores: Tensor) -> Tensor:
-    """Compute softmax(scores) over keys; a query whose keys are all masked gets weights of 0."""
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """Compute softmax(scores) over keys, with weights of 0 for a query whose keys are all masked."""
     shares = scores.softmax(-1)
     nothing = np.isneginf(scores.data).all(-1, keepdims=True)
     return shares.masked_fill(np.broadcast_to(nothing, shares.shape), 0.0) if nothing.any() else shares
 
 
 def _masked(node: OnnxNode, scores: Tensor, mask: Value | None, past: int) -> Tensor:
-    """Apply soft cap, causal mask and the node's own mask to scores (B, H, T, S)."""
+    """Apply the soft cap, causal mask and the node's mask to scores; `past` is the number of cached keys."""
     t, s = scores.shape[2:]
     softcap = node.get("softcap", 0.0)
     scores = (scores / softcap).tanh() * softcap if softcap else scores
@@ -104,7 +104,7 @@ def _masked(node: OnnxNode, scores: Tensor, mask: Value | None, past: int) -> Te
 
 @operator("RotaryEmbedding")
 def _rotary(node: OnnxNode, x: Value, cos: Value, sin: Value, places: Value | None = None) -> Value:
-    """Rotate pairs of channels by the angles of their positions (RoPE, Su et al. 2021)."""
+    """Rotate pairs of channels by cos and sin at the positions `places` (rotary embedding, Su et al. 2021)."""
     t = _heads(node, x, node.get("num_heads", 0))  # (B, H, T, D)
     width = node.get("rotary_embedding_dim", 0) or t.shape[3]
     cosines, sines = array(cos), array(sin)
@@ -180,7 +180,7 @@ def _recurrent(
 
 
 def _directions(node: OnnxNode, x: Value, lengths: Value | None, states: tuple[Value | None, ...]) -> tuple[bool, ...]:
-    """Check the settings of a recurrent layer and return for each direction whether it runs backwards."""
+    """Check a recurrent layer's settings; return, for each direction, whether it runs backwards."""
     directions = _DIRECTIONS.get(node.get("direction", "forward"))
     usual = _DEFAULT_ACTIVATIONS[node.op] * len(directions or ())
     activations = tuple(node.get("activations", usual)) or usual

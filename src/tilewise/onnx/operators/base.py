@@ -44,7 +44,10 @@ def operator(*names: str) -> Callable[[Run], Run]:
 
 @contextmanager
 def limit_sizes(held_bytes: int) -> Iterator[None]:
-    """Limit results to a thousand times the size of inputs and weights, or 64 times if those are large."""
+    """Limit the size of results inside the block to a multiple of the size of inputs and weights, `held_bytes`.
+
+    It is a thousand times, or 64 times if those are large.
+    """
     token = _size_limit.set(max(MIN_SIZE_LIMIT, min(1024 * held_bytes, 4 * MIN_SIZE_LIMIT + 64 * held_bytes)))
     try:
         yield
@@ -53,12 +56,12 @@ def limit_sizes(held_bytes: int) -> Iterator[None]:
 
 
 def most_alive() -> int:
-    """Return how many bytes all values of a network may use at a time."""
+    """Return the limit of the bytes that all live values of a network may occupy together."""
     return 8 * _size_limit.get()
 
 
 def check_size(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
-    """Return a shape, or raise an error if a result of this shape would be too large."""
+    """Return a shape as a tuple; raise if a result of this shape would exceed the limit."""
     if any(n < 0 for n in shape):
         raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
     # An axis of nothing counts as one: on the way to nothing there may be much.
@@ -78,12 +81,12 @@ def array(value: Value) -> Array:
 
 
 def read_values(value: Value) -> Array:
-    """Return the numbers of a value that controls the computation; a network that does this cannot be planned."""
+    """Return the numbers of a value that controls the computation, which makes planning impossible."""
     return value.data if isinstance(value, Tensor) else value
 
 
 def numbers(value: Value) -> list[int]:
-    """Return a value that states sizes, axes or positions as integers."""
+    """Return a value of sizes, axes or positions as a list of integers."""
     values_read = read_values(value)
     if values_read.dtype.kind not in "iu" or values_read.ndim > 1 or values_read.size > 64:
         raise ShapeError(
@@ -93,7 +96,7 @@ def numbers(value: Value) -> list[int]:
 
 
 class Computed(ops.Operation):
-    """A function of arrays without a gradient."""
+    """Operation without a gradient that applies a function to arrays."""
 
     name = ""
 
@@ -109,7 +112,7 @@ class Computed(ops.Operation):
 
 
 def computed(function: Callable[..., Any], *values: Value, name: str = "") -> Value:
-    """Apply `function`; return an array if all values are constants, else a tensor."""
+    """Apply `function` to arrays; the result is an array if all values are constants, else a tensor."""
     if not any(isinstance(v, Tensor) for v in values):
         with np.errstate(all="ignore"):
             return np.asarray(function(*values))
@@ -121,12 +124,12 @@ def is_float(*values: Value) -> bool:
 
 
 def are_constants(*values: Value | None) -> bool:
-    """Whether none of the values depends on the network's input."""
+    """Tell whether no value depends on the network's input."""
     return not any(isinstance(v, Tensor) for v in values)
 
 
 def broadcast(*values: Value) -> tuple[int, ...]:
-    """Return the broadcast shape of several values, if a result of this shape is not too large."""
+    """Return the shape to which several values broadcast; raise if it exceeds the size limit."""
     try:
         shape = np.broadcast_shapes(*(v.shape for v in values))
     except ValueError:
@@ -142,14 +145,14 @@ def same_type(node: OnnxNode, *values: Value) -> None:
 
 
 def axis_of(axis: int, ndim: int, node: OnnxNode) -> int:
-    """Return a possibly negative axis as an index from 0; raise ShapeError if it does not exist."""
+    """Convert a possibly negative axis to a non-negative one; ShapeError if it does not exist."""
     if not -max(ndim, 1) <= axis < max(ndim, 1):
         raise ShapeError(f"{node} works along axis {axis} of a tensor with {ndim} dimensions")
     return axis % max(ndim, 1)
 
 
 def choice(node: OnnxNode, name: str, default: str, allowed: Sequence[str]) -> str:
-    """Return a text attribute; raise FileFormatError if it is not one of `allowed`."""
+    """Return a node's text attribute; FileFormatError unless it is one of `allowed`."""
     value: str = node.get(name, default)
     if value not in allowed:
         raise FileFormatError(f"{node} has {name} {value[:40]!r}, which is none of {', '.join(allowed)}")

@@ -31,7 +31,7 @@ from tilewise.tensor import Array, Tensor, apply, where
 
 
 def _integer_division(a: Array, b: Array) -> Array:
-    """Divide integers as C does, towards zero; a division by zero gives zero instead of a signal."""
+    """Divide integers with truncation towards zero, as C does; division by zero gives 0."""
     safe = np.where(b == 0, 1, b)
     quotient = np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)) if a.dtype.kind == "i" else a // safe
     return np.where(b == 0, 0, quotient).astype(a.dtype)
@@ -149,7 +149,7 @@ def _function(node: OnnxNode, x: Value) -> Value:
 
 @operator(*_PLAIN)
 def _plain(node: OnnxNode, *values: Value) -> Value:
-    """Apply a function by NumPy; two operands must have one type."""
+    """Apply a NumPy function to arrays; two operands must have the same dtype."""
     if node.op == "Not" and array(values[0]).dtype != bool:
         raise DtypeError(f"{node} takes booleans, not {array(values[0]).dtype}")
     same_type(node, *values)
@@ -184,7 +184,7 @@ def _clip(node: OnnxNode, x: Value, low: Value | None = None, high: Value | None
 
 @operator("Max", "Min")
 def _extreme(node: OnnxNode, *values: Value) -> Value:
-    """Compute the maximum or minimum of any number of tensors."""
+    """Compute the elementwise maximum or minimum (Max, Min) of any number of tensors."""
     same_type(node, *values)
     broadcast(*values)
     plain = np.maximum if node.op == "Max" else np.minimum
@@ -211,7 +211,7 @@ def _sum(node: OnnxNode, *values: Value) -> Value:
 
 @operator("Where")
 def _where(node: OnnxNode, condition: Value, a: Value, b: Value) -> Value:
-    """Choose between two tensors by a condition, which may be computed too."""
+    """Select from two tensors by a condition, which may depend on the network's input."""
     if array(condition).dtype != bool:
         raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
@@ -272,7 +272,7 @@ _BYTES = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
 
 
 def _along(node: OnnxNode, x: Value, scale: Array) -> Array:
-    """Reshape a scale or zero point (one number, or one per entry of the axis) to broadcast over `x`."""
+    """Reshape a scale or zero point, a scalar or one number per entry of `axis`, to broadcast over `x`."""
     if node.get("block_size", 0):
         raise ShapeError(f"{node} has a scale per block, which tilewise does not compute")
     if scale.size == 1:
@@ -306,7 +306,7 @@ def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None)
 
 @operator("DequantizeLinear")
 def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
-    """Compute (x - zero) * scale of 8-bit integers; scale and zero point may differ along an axis."""
+    """Compute (x - zero) · scale in float32; scale and zero point may be per entry of an axis."""
     if array(x).dtype.type not in _BYTES:
         raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not take for bytes")
     by = _along(node, x, array(scale))
@@ -316,7 +316,7 @@ def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = Non
 
 @operator("DynamicQuantizeLinear")
 def _dynamic_quantize_linear(node: OnnxNode, x: Value) -> Any:
-    """Quantize to uint8 with the range of the values; return integers, scale and zero point."""
+    """Quantize float values to uint8 by their own range; return (integers, scale, zero point)."""
     data = array(x)
     low, high = min(float(data.min(initial=0)), 0.0), max(float(data.max(initial=0)), 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)

@@ -74,7 +74,7 @@ def _reduce(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
 
 
 def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
-    """Reduce a constant or integer array along axes, which keep the size 1."""
+    """Reduce a constant or integer array along the axes `along`, which keep size 1."""
     if node.op in _OF_INTEGERS:
         function = _OF_INTEGERS[node.op]
         return computed(lambda a: function(a, axis=along, keepdims=True).astype(a.dtype), x, name=node.op)
@@ -84,7 +84,7 @@ def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
 
 @operator("ArgMax", "ArgMin")
 def _arg(node: OnnxNode, x: Value) -> Value:
-    """Return the position of the largest (ArgMax) or smallest (ArgMin) entry along an axis."""
+    """Return the index of the largest (ArgMax) or smallest (ArgMin) entry along an axis."""
     axis, keep = axis_of(node.get("axis", 0), len(x.shape), node), bool(node.get("keepdims", 1))
     last = node.get("select_last_index", 0)
     find = np.argmax if node.op == "ArgMax" else np.argmin
@@ -117,6 +117,7 @@ def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
         raise ShapeError(f"{node} has no axis to sum along")
 
     def run(a: Array) -> Array:
+        """Sum an array cumulatively with the node's settings."""
         a = np.flip(a, along) if reverse else a
         total = np.cumsum(a, along, dtype=a.dtype)
         total = total - a if exclusive else total
@@ -197,7 +198,7 @@ def _einsum(node: OnnxNode, *values: Value) -> Value:
 
 
 def _einsum_terms(node: OnnxNode, values: tuple[Value, ...]) -> tuple[list[str], str]:
-    """Split an equation into the axes of its operands and of its result."""
+    """Return the axis letters of each operand, and of the result, from the node's equation."""
     equation = node.get("equation", "").replace(" ", "")
     inputs, arrow, out = equation.partition("->")
     terms = inputs.split(",")
@@ -213,7 +214,11 @@ def _einsum_terms(node: OnnxNode, values: tuple[Value, ...]) -> tuple[list[str],
 
 
 def _contract(node: OnnxNode, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str]) -> tuple[Tensor, str]:
-    """Contract two tensors over their common letters: those needed later are a batch, the others are summed."""
+    """Contract two tensors of an einsum, whose axes have the letters `ta` and `tb`, over the letters in both.
+
+    Common letters in `later`, which are needed afterwards, become batch axes; the others are summed. Returns the result
+    and its letters.
+    """
     sizes = dict(zip(ta, a.shape, strict=True))
     if any(sizes.get(letter, n) != n for letter, n in zip(tb, b.shape, strict=True)):
         raise ShapeError(f"{node}: sizes of shared letters differ, {a.shape} and {b.shape}")

@@ -150,7 +150,10 @@ def _slice(
 
 
 def _bounds(start: int, end: int, step: int, size: int) -> slice:
-    """Convert ONNX's slice bounds to Python's: clipped to the axis, None for a negative step to the first entry."""
+    """Convert ONNX's slice bounds to a Python slice for an axis of this size.
+
+    Bounds are clipped; the end is None for a negative step down to the first entry.
+    """
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:
@@ -162,7 +165,7 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
 
 @operator("Expand")
 def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
-    """Broadcast x against a shape."""
+    """Broadcast x and `shape` against each other."""
     try:
         target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
@@ -184,7 +187,7 @@ def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
 
 
 def _gathered(x: Value, where: list[Array]) -> Value:
-    """Select entries of every axis. Leading axes that stay as they are follow other batches."""
+    """Select entries by index arrays, one per axis; unchanged leading axes work for any batch size."""
     unchanged = [np.array_equal(w, np.arange(n)) for n, w in zip(x.shape, where, strict=True)]
     first = unchanged.index(False) if False in unchanged else None
     return x if first is None else x[(slice(None),) * first + np.ix_(*where[first:])]
@@ -211,7 +214,7 @@ def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes
 
 
 def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: OnnxNode) -> Value:
-    """Pad x by (before, after) elements per axis: with `fill`, or by repeating what NumPy's `mode` says."""
+    """Pad x by (before, after) elements per axis: with `fill`, or by NumPy's `mode` (reflect, edge, wrap)."""
     if mode == "constant" and not are_constants(x):
         return tensor(x).pad(widths, fill)
     if mode == "constant":
@@ -258,7 +261,7 @@ def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
 
 @operator("EyeLike")
 def _eye_like(node: OnnxNode, x: Value) -> Value:
-    """Make a matrix of the shape of x with ones on the k-th diagonal."""
+    """Return a matrix of the shape of x with ones on the k-th diagonal and zeros elsewhere."""
     from tilewise.onnx.reader import dtype_of
 
     if len(x.shape) != 2:
@@ -327,7 +330,7 @@ def _space_to_depth(node: OnnxNode, x: Value) -> Value:
 
 
 def _image(node: OnnxNode, x: Value, size: int, c_by: int = 1, side_by: int = 1) -> tuple[int, ...]:
-    """Return the shape (N, C, H, W) of x; raise `ShapeError` unless its sizes are divisible by the block's."""
+    """Return x's shape (N, C, H, W); ShapeError unless the channels are divisible by c_by, the sides by side_by."""
     if size < 1 or len(x.shape) != 4 or x.shape[1] % c_by or x.shape[2] % side_by or x.shape[3] % side_by:
         raise ShapeError(f"{node} cannot use blocks of {size} in a tensor of shape {x.shape}")
     return x.shape
@@ -354,19 +357,19 @@ def _gather(node: OnnxNode, x: Value, indices: Value) -> Value:
 
 
 def _inside(where: Array, size: int, node: object) -> Array:
-    """Convert positions to non-negative ones; raise an error for one outside the axis."""
+    """Convert negative positions to non-negative ones; raise if one is outside of the axis."""
     if where.size and (int(where.min()) < -size or int(where.max()) >= size):
         raise ShapeError(f"{node} looks up position {int(where.max())} or {int(where.min())} of {size}")
     return np.where(where < 0, where + size, where).astype(np.intp)
 
 
 def _along(axis: int, where: Array) -> Any:
-    """Return the index that selects positions along one axis."""
+    """Return the index tuple that selects positions `where` along one axis."""
     return (*(slice(None),) * axis, where)
 
 
 class Lookup(ops.Operation):
-    """Entries of an axis by positions that are computed too."""
+    """Operation that selects entries of an axis by positions that depend on the network's input."""
 
     def forward(self, x: Array, where: Array, *, axis: int = 0) -> Array:
         """Take the elements at positions `where` along an axis; negative positions count from the end."""
@@ -428,7 +431,7 @@ def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Val
 
 @operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
-    """Write (or add, multiply, ...) each update into a copy of x at its own position, but along `axis` at its index."""
+    """Write (or add, multiply, ...) updates into a copy of x; `indices` replaces their positions along `axis`."""
     axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
         raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
@@ -442,7 +445,7 @@ _WRITES: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum,
 
 
 def _scatter(x: Array, places: tuple[Any, ...], updates: Array, how: str) -> Array:
-    """Return a copy with updates written to, or combined with, the selected elements."""
+    """Return a copy of x with updates written to, or combined by `how` (add, mul, ...) with, elements `places`."""
     out = x.copy()
     if how == "none":
         out[places] = updates
@@ -460,7 +463,7 @@ _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "ali
 def _resize(
     node: OnnxNode, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
 ) -> Value:
-    """Resize the axes that the node names, one after the other, to sizes or by scales."""
+    """Resize the axes that the node names, one after the other, to `sizes` or by `scales`."""
     mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
     choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     if node.get("antialias", 0) or not is_float(x):
@@ -481,7 +484,7 @@ def _resize(
 def _target_sizes(
     node: OnnxNode, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> list[tuple[int, int, float]]:
-    """Return (axis, new size, scale) of each axis that the node names."""
+    """Return (axis, new size, scale) for each axis to resize."""
     factors = None if scales is None or not scales.shape[0] else read_values(scales)
     if any(not 0 <= a < len(x.shape) for a in axes) or len(set(axes)) != len(axes) or 0 in x.shape:
         raise ShapeError(f"{node} resizes axes {axes} of a tensor of shape {x.shape}")
@@ -501,7 +504,7 @@ def _target_sizes(
 
 
 def _taps(node: OnnxNode, mode: str, size: int, target: int, scale: float) -> resampling.Taps:
-    """Return the input positions and weights of every output position along one axis."""
+    """Return the input positions and weights of every output position when resizing one axis."""
     out = np.arange(target, dtype=np.float64)
     how = node.get("coordinate_transformation_mode", "half_pixel")
     if how == "align_corners":
@@ -524,7 +527,7 @@ def _taps(node: OnnxNode, mode: str, size: int, target: int, scale: float) -> re
 
 
 def _nearest(node: OnnxNode, places: Any) -> Any:
-    """Round fractional pixel positions as the node's `nearest_mode` says."""
+    """Round fractional positions by the node's `nearest_mode`."""
     kinds = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
     kind = choice(node, "nearest_mode", "round_prefer_floor", kinds)
     if kind == "floor":

@@ -25,7 +25,7 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def _spatial(node: OnnxNode, x: Value) -> int:
-    """Return how many axes the windows move along: one to three."""
+    """Return the number of spatial axes (one to three) that the windows move along."""
     rank = len(x.shape) - 2
     supported = (1, 2) if node.op == "ConvTranspose" else (1, 2, 3)
     if rank not in supported or not is_float(x):
@@ -35,8 +35,11 @@ def _spatial(node: OnnxNode, x: Value) -> int:
     return rank
 
 
-def _setting(node: OnnxNode, name: str, rank: int, least: int, default: int = 1) -> list[int]:
-    """Return a node's numbers, one per axis that windows move along, at least two: a line has height one."""
+def _spatial_attribute(node: OnnxNode, name: str, rank: int, least: int, default: int = 1) -> list[int]:
+    """Return an integer attribute for each spatial axis, at least two: a one-dimensional input gets a height of one.
+
+    `least` is the smallest valid value.
+    """
     values = list(node.get(name, (default,) * rank))
     if len(values) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in values):
         raise ShapeError(f"{node} has {name} {tuple(values)[:8]} for {rank} axes")
@@ -46,12 +49,12 @@ def _setting(node: OnnxNode, name: str, rank: int, least: int, default: int = 1)
 def _pads(
     node: OnnxNode, rank: int, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]
 ) -> Pads:
-    """Return the padding (before, after) of each axis."""
+    """Return the padding (before, after) of each spatial axis, also for `auto_pad`."""
     auto = choice(node, "auto_pad", "NOTSET", _AUTO)
     if auto == "VALID":
         return [(0, 0)] * len(sizes)
     if auto == "NOTSET":
-        explicit = _setting(node, "pads", 2 * rank, 0, 0)
+        explicit = _spatial_attribute(node, "pads", 2 * rank, 0, 0)
         return [(0, 0)] * (2 - rank) + [(explicit[i], explicit[i + rank]) for i in range(rank)]
     pads = []
     for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
@@ -100,7 +103,7 @@ def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) ->
     if shift is not None and shift.shape != weight.shape[:1]:
         raise ShapeError(f"{node} has a bias of shape {shift.shape} for filters {weight.shape}")
     images, filters = _as_images(x), _as_images(weight)
-    strides, dilations = _setting(node, "strides", rank, 1), _setting(node, "dilations", rank, 1)
+    strides, dilations = _spatial_attribute(node, "strides", rank, 1), _spatial_attribute(node, "dilations", rank, 1)
     sizes, kernel = list(images.shape[2:]), list(filters.shape[2:])
     pads = _pads(node, rank, sizes, kernel, strides, dilations)
     if rank == 3:
@@ -121,8 +124,8 @@ def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None 
     rank = _spatial(node, x)
     _check_filters(node, x, weight, rank)
     images, filters = _as_images(x), _as_images(weight)
-    strides, dilations = _setting(node, "strides", rank, 1), _setting(node, "dilations", rank, 1)
-    extra, groups = _setting(node, "output_padding", rank, 0, 0), node.get("group", 1)
+    strides, dilations = _spatial_attribute(node, "strides", rank, 1), _spatial_attribute(node, "dilations", rank, 1)
+    extra, groups = _spatial_attribute(node, "output_padding", rank, 0, 0), node.get("group", 1)
     every = zip(images.shape[2:], strides, filters.shape[2:], dilations, strict=True)
     sizes = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in every]
     pads = _transposed_pads(node, rank, images, sizes, strides, extra)
@@ -145,7 +148,10 @@ def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None 
 def _transposed_pads(
     node: OnnxNode, rank: int, images: Tensor, sizes: list[int], strides: list[int], extra: list[int]
 ) -> Pads:
-    """Return the crop before and after each axis of the full result; `extra` grows if more is needed."""
+    """Return how much to crop before and after each axis of a transposed convolution's full result.
+
+    `extra` (output padding) is increased in place if the result has to be larger.
+    """
     auto, target = choice(node, "auto_pad", "NOTSET", _AUTO), node.get("output_shape", ())
     if not target and auto in ("NOTSET", "VALID"):
         return _pads(node, rank, list(images.shape[2:]), sizes, strides, [1, 1])
@@ -182,7 +188,7 @@ def _crop_result(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Ten
 
 
 def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int], pads: Pads) -> Pads:
-    """Enlarge the padding at the end if the node's ceiling mode adds a last window that is partly outside."""
+    """Extend the end padding if ceiling mode adds a last window that is partly outside of the input."""
     if not node.get("ceil_mode", 0):
         return pads
     out = []
@@ -198,7 +204,7 @@ def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: 
 def _pool(node: OnnxNode, x: Value) -> Value:
     """Pool (N, C, ...) over one, two or three axes by maximum or mean, as the node says."""
     rank = _spatial(node, x)
-    kernel, strides = _setting(node, "kernel_shape", rank, 1), _setting(node, "strides", rank, 1)
+    kernel, strides = _spatial_attribute(node, "kernel_shape", rank, 1), _spatial_attribute(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
         raise ShapeError(f"{node} has windows with holes, or asks for positions, which tilewise does not compute")
     images = _as_images(x)
@@ -209,7 +215,7 @@ def _pool(node: OnnxNode, x: Value) -> Value:
         return pool_volume(node, images, kernel, strides, pads)
     check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(sizes, pads, strict=True))])
     average = node.op == "AveragePool"
-    scale = _share_of_windows(node, images, kernel, strides, pads, requested) if average else None
+    scale = _mean_correction(node, images, kernel, strides, pads, requested) if average else None
     small = all(2 * p[0] <= k for p, k in zip(pads, kernel, strict=True))
     if not _even(pads) or not small:
         images, pads = _pad_images(images, pads, 0.0 if average else -math.inf), [(0, 0), (0, 0)]
@@ -218,10 +224,10 @@ def _pool(node: OnnxNode, x: Value) -> Value:
     return _as_before(y if scale is None else y * Tensor(scale), rank)
 
 
-def _share_of_windows(
+def _mean_correction(
     node: OnnxNode, images: Tensor, kernel: list[int], strides: list[int], pads: Pads, requested: Pads
 ) -> Any:
-    """Return the factors (H, W) that correct means over whole windows if a part of a window does not count."""
+    """Return factors (H', W') that turn means over whole windows into means over the positions that count, or None."""
     counting = requested if node.get("count_include_pad", 0) else [(0, 0), (0, 0)]
     if counting == pads:
         return None
@@ -250,7 +256,7 @@ def _global_pool(node: OnnxNode, x: Value) -> Value:
 
 
 def _slices_of_taps(frames: Tensor, taps: int, stride: int, dilation: int) -> list[Tensor]:
-    """Return for each tap in depth the frames (N · slices, C, H, W) of (N, D, C, H, W) that it reads."""
+    """Return, for each tap in depth, the frames of (N, D, C, H, W) that it reads: (N · slices, C, H, W)."""
     n, depth, c, h, w = frames.shape
     slices = (depth - (taps - 1) * dilation - 1) // stride + 1
     check_size([n, slices, taps * c, h, w])
@@ -265,7 +271,7 @@ def _as_volume(images: Tensor, n: int) -> Tensor:
 
 
 def _padded_frames(x: Tensor, pads: tuple[int, int]) -> Tensor:
-    """Permute (N, C, D, H, W) to (N, D, C, H, W) with frames of zeros before and after."""
+    """Permute (N, C, D, H, W) to (N, D, C, H, W) and add frames of zeros before and after."""
     frames = x.permute(0, 2, 1, 3, 4)
     if not any(pads):
         return frames
@@ -285,7 +291,7 @@ def conv_volume(
     dilations: list[int],
     pads: Pads,
 ) -> Tensor:
-    """Return a three-dimensional convolution with filters (O, C / groups, kd, kh, kw).
+    """Compute a three-dimensional convolution of x (N, C, D, H, W) with filters (O, C / groups, kd, kh, kw).
 
     The frames that the taps in depth read are joined along channels, and one convolution of images reads all of them.
     """
@@ -305,7 +311,7 @@ def conv_volume(
 
 
 def pool_volume(node: OnnxNode, x: Tensor, kernel: list[int], strides: list[int], pads: Pads) -> Tensor:
-    """Return the maximum or mean of windows of a volume; a mean over padding is not supported."""
+    """Compute the maximum or mean of windows of (N, C, D, H, W); a mean over padding is not supported."""
     average = node.op == "AveragePool"
     if average and any(map(any, pads)):
         raise UnavailableError(f"{node} averages volumes with padding, which tilewise does not compute")

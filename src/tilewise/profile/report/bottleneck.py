@@ -32,7 +32,7 @@ _EXTREME_BYTES, _EXTREME_FACTOR = 64 << 20, 16
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause, the share of the time it explains, the layer where most of it occurs, and advice in one sentence."""
+    """One cause of a program's runtime: its share of the time, the layer most affected, and advice."""
 
     kind: str
     share: float
@@ -65,12 +65,12 @@ class _Seconds(defaultdict[str, float]):
         super().__init__(float)
 
     def ranked(self) -> list[str]:
-        """Sort the names by their seconds, largest first."""
+        """Return the names by their seconds, largest first."""
         return sorted(self, key=lambda name: -self[name])
 
 
 def find_bottlenecks(results: ProfileResults) -> list[Finding]:
-    """List causes that explain at least 10 % of the time, the largest first; at least one if anything was recorded."""
+    """Return the causes of at least 10 % of the time each, largest first; at least one if anything ran."""
     if not results.by_layer or results.seconds <= 0:
         return []
     times = _attribute_time(results)
@@ -83,7 +83,7 @@ def find_bottlenecks(results: ProfileResults) -> list[Finding]:
 
 
 def _attribute_time(results: ProfileResults) -> _TimeByCause:
-    """Attribute the time of all units, of the Python code in layers, and of code outside layers to causes."""
+    """Attribute the time of all kernels, of Python code in layers, and of code outside layers to causes."""
     times = _TimeByCause()
     preferred = _preferred_backends()
     times_by_signature: dict[tuple[object, ...], list[float]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _attribute_time(results: ProfileResults) -> _TimeByCause:
 
 
 def _call_signature(unit: Unit) -> tuple[object, ...]:
-    """Key of comparable calls: the same operation in the same layer on the same shapes and backend."""
+    """Return a key that is equal for comparable calls: same operation, layer, shapes and backend."""
     return unit.name, unit.layer, unit.phase, unit.shapes, unit.backend
 
 
@@ -117,7 +117,7 @@ _OUTSIDE = "(outside the layers)"
 
 
 def _attribute_unit(unit: Unit, times: _TimeByCause, fresh_memory: float) -> None:
-    """Attribute the time of one unit: allocation first, then call overhead, the rest to its roofline limit."""
+    """Attribute a kernel call's time: to allocation, then call overhead, then its roofline limit."""
     remaining = unit.seconds
     # A large copy is counted as allocation, because avoiding the copy is the remedy.
     if unit.name in MOVES_ONLY and unit.result_bytes > _MIN_EXCESS_BYTES:
@@ -136,7 +136,7 @@ def _attribute_unit(unit: Unit, times: _TimeByCause, fresh_memory: float) -> Non
 
 
 def _excess(allocated: int, required: int) -> float:
-    """Bytes allocated beyond what is required; 0 if that is less than 1 MiB."""
+    """Return the bytes allocated beyond those required; 0 if below 1 MiB."""
     return float(allocated - required) if allocated - required > _MIN_EXCESS_BYTES else 0.0
 
 
@@ -149,10 +149,10 @@ def _preferred_backends() -> dict[str, str]:
 
 
 def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
-    """Tell whether a product ran slowly because of its backend: below 60 % of the roofline (3 % on the preferred one).
+    """Tell whether a matrix product was slow because of its backend: below 60 % of the roofline.
 
-    Calls under 50 µs (1 ms on the preferred backend) are not judged, because the call overhead dominates them. Nor are
-    the ops of a plan, which no backend replaces.
+    The preferred backend must be below 3 %. Calls under 50 µs (1 ms on the preferred backend) are not judged, because
+    the call overhead dominates them. Nor are the ops of a plan, which no backend replaces.
     """
     if not unit.flops or unit.seconds < 50e-6 or unit.backend == _PLAN:
         return False
@@ -166,7 +166,7 @@ def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
 
 
 def _allocates_extremely(results: ProfileResults) -> bool:
-    """Tell whether one layer allocates far more memory than all results together need."""
+    """Tell whether one layer allocates far more memory than all results together occupy."""
     result_bytes = sum(u.result_bytes for u in results.units)
     row = _largest_allocator(results)
     return row.own_allocated > max(_EXTREME_BYTES, _EXTREME_FACTOR * result_bytes)
@@ -180,7 +180,7 @@ def _largest_allocator(results: ProfileResults) -> ProfileRow:
 
 
 def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Finding:
-    """Build the sentence about one cause: its share of the time and the layer it hits most."""
+    """Return the finding about a cause: its share of the time, its main layer, and a sentence."""
     where = times.layers[cause].ranked()[0]
     fraction = times.causes[cause] / results.seconds
     worst_ops = [op for op in times.ops[cause].ranked()[:3] if op]
@@ -189,14 +189,14 @@ def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Findin
 
 
 def _work_and_rate(results: ProfileResults, ops: list[str], kind: str) -> tuple[int, float]:
-    """Sum the FLOPs or bytes of some operations; return the sum and the sum per second."""
+    """Return the FLOPs (or bytes, by `kind`) of some operations, in total and per second."""
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     work = sum(getattr(row, kind) for row in rows)
     return work, work / max(sum(row.seconds for row in rows), 1e-12)
 
 
 def _compute(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Explain that arithmetic is the limit, with the rate reached and the machine's peak."""
+    """Return the sentence for programs limited by arithmetic: the rate reached and the machine's peak."""
     _, rate = _work_and_rate(results, ops, "flops")
     efficiency = rate / results.machine.peak(results.threads)
     advice = "use more threads, INT8 or pruning" if efficiency > 0.5 else "try a better tile"
@@ -208,7 +208,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], time_share: st
 
 
 def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Explain that memory bandwidth is the limit, with the rate reached."""
+    """Return the sentence for programs limited by memory bandwidth, with the rate reached."""
     bytes_moved, rate = _work_and_rate(results, ops, "bytes_moved")
     return (
         f"Memory bandwidth: {time_share} of the time is spent in {_join_names(ops)}, most in "
@@ -218,7 +218,7 @@ def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str
 
 
 def _python(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Describe the time between kernels, with advice for a layer or for code outside the layers."""
+    """Return the sentence for time between kernels, with advice for the layer `where`."""
     row = results.by_layer.get(where)
     calls = row.calls if row else len(results.units)
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
@@ -235,7 +235,7 @@ def _python(results: ProfileResults, where: str, ops: list[str], time_share: str
 
 
 def _allocation(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Describe the layer that allocates most, and whether copies or intermediate results cause it."""
+    """Return the sentence for programs limited by allocation: the layer, and copies or results as its cause."""
     row = results.by_layer.get(where) or _largest_allocator(results)
     allocated = row.own_allocated + row.allocated
     result_bytes = sum(u.result_bytes for u in results.units if u.layer == row.name)
@@ -251,7 +251,7 @@ def _allocation(results: ProfileResults, where: str, ops: list[str], time_share:
 
 
 def _backend(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Explain that a slow implementation was used where a faster one exists."""
+    """Return the sentence for a slow implementation that was used where a faster one exists."""
     row = results.by_op[ops[0]]
     name = max(row.backends, key=lambda b: row.backends[b])
     best = _preferred_backends().get(ops[0], name)
@@ -272,7 +272,7 @@ _SENTENCES: dict[str, Callable[[ProfileResults, str, list[str], str], str]] = {
 
 
 def _layer_text(results: ProfileResults, layer: str) -> str:
-    """Name a layer in a sentence; "" is the model itself."""
+    """Return a layer's name for a sentence; "" is the model itself."""
     if layer == _OUTSIDE:
         return "code outside the layers"
     row = results.by_layer.get(layer)

@@ -40,7 +40,7 @@ def timeline_svg(events: Sequence[ProfileEvent]) -> tuple[str, int]:
 
 
 def _depth(event: ProfileEvent) -> int:
-    """Count the ancestors of an event."""
+    """Return the nesting depth of an event, its number of ancestors."""
     depth, ancestor = 0, event.parent
     while ancestor is not None:
         depth, ancestor = depth + 1, ancestor.parent
@@ -60,7 +60,10 @@ def _lanes(events: Sequence[ProfileEvent]) -> tuple[dict[int, int], int]:
 
 
 def _bar(event: ProfileEvent, start: float, duration: float, row: int) -> str:
-    """Format an event as an SVG bar; `start` and `duration` are fractions of the whole timeline."""
+    """Format an event as an SVG bar.
+
+    `start` and `duration` are fractions of the timeline, `row` counts from the top.
+    """
     x, width, y = start * _WIDTH, max(duration * _WIDTH, 0.3), row * _ROW
     name = (event.layer.rsplit(".", 1)[-1] or event.name) if event.kind == "module" else event.name
     text = ""
@@ -69,14 +72,15 @@ def _bar(event: ProfileEvent, start: float, duration: float, row: int) -> str:
             f'<text class="inside" data-w="{width:.1f}" data-x="{x:.2f}" transform="translate({x:.2f} 0)" x="4" '
             f'y="{y + 15}">{escape(name)}</text>'
         )
+    colour = _colour_class(event)
     return (
-        f'<rect x="{x:.3f}" y="{y + 1}" width="{width:.3f}" height="{_ROW - 3}" style="fill:var(--{_kind(event)})">'
+        f'<rect x="{x:.3f}" y="{y + 1}" width="{width:.3f}" height="{_ROW - 3}" style="fill:var(--{colour})">'
         f"<title>{escape(_tip(event))}</title></rect>{text}"
     )
 
 
-def _kind(event: ProfileEvent) -> str:
-    """Return the colour class of an event: layer, Python, backward, compute or memory bound."""
+def _colour_class(event: ProfileEvent) -> str:
+    """Return the CSS class of an event's colour: layer, Python, backward, compute or memory bound."""
     if event.kind == "module":
         return "layer"
     if event.has_kernels:
@@ -105,7 +109,7 @@ def _tip(event: ProfileEvent) -> str:
 
 
 def _time_axis(span_ns: int, height: int) -> str:
-    """Draw about eight vertical lines with times below them."""
+    """Draw about eight vertical grid lines with time labels over `height` pixels."""
     step = _round_step(span_ns * 1e-9 / 8)
     marks = []
     for i in range(1, int(span_ns * 1e-9 / step) + 1):
@@ -129,20 +133,20 @@ _H, _LEFT_MARGIN, _BOTTOM_MARGIN = 420, 92, 44  # SVG units
 
 
 class _Axes:
-    """Logarithmic axes: arithmetic intensity from left to right, FLOP/s from bottom to top."""
+    """Logarithmic axes of the roofline plot: arithmetic intensity to the right, FLOP/s upwards."""
 
     def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float) -> None:
         self.x_low, self.x_high = math.floor(math.log10(x_low)), math.ceil(math.log10(x_high))
         self.y_low, self.y_high = math.floor(math.log10(y_low)), math.ceil(math.log10(y_high))
 
     def x(self, value: float) -> float:
-        """Return the horizontal pixel of a value, on a log scale."""
+        """Return the horizontal pixel position of an intensity, on a log scale."""
         return _LEFT_MARGIN + (math.log10(value) - self.x_low) / (self.x_high - self.x_low) * (
             _WIDTH - _LEFT_MARGIN - 20
         )
 
     def y(self, value: float) -> float:
-        """Return the vertical pixel of a value, on a log scale."""
+        """Return the vertical pixel position of a rate, on a log scale."""
         return (
             _H
             - _BOTTOM_MARGIN
@@ -187,7 +191,7 @@ def roofline_svg(results: ProfileResults) -> str:
 
 
 def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:
-    """Draw one roofline: the bandwidth slope up to the ridge point, then the flat compute peak."""
+    """Draw a roofline: rising with the bandwidth up to the ridge point, then flat at the peak."""
     low, high, ridge = 10.0**axes.x_low, 10.0**axes.x_high, peak / bandwidth
     bottom = max(low, 10.0**axes.y_low / bandwidth)
     points = [(bottom, bottom * bandwidth), (ridge, peak), (high, peak)]
@@ -212,7 +216,7 @@ def _dot(
     rate: float,
     time_share: float,
 ) -> str:
-    """Draw one operation as a dot whose area shows its share of the time, with a label from 2 % on."""
+    """Draw an operation as a dot whose area is its share of the time; from 2 % on it gets a label."""
     row = results.by_op[name]
     kind = "compute" if row.flops else "memory"
     kind = "backward" if name.endswith(("_grad", "_grad_input", "_grad_weight")) else kind
@@ -227,14 +231,14 @@ def _dot(
 
 
 def _label(name: str, x: float, radius: float, y: float) -> str:
-    """Draw a label to the right of its dot, or to the left where it would leave the drawing."""
+    """Draw the label of a dot of this radius, on its right or, if that leaves the drawing, its left."""
     fits = x + radius + 3 + 6.5 * len(name) < _WIDTH
     at, anchor = (x + radius + 3, "start") if fits else (x - radius - 3, "end")
     return f'<text x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(name)}</text>'
 
 
 def _free_height(labels: list[tuple[float, float]], x: float, y: float) -> float:
-    """Find a height at or below `y` where a label overlaps none of `labels`, and add it to them."""
+    """Return a vertical position from `y` on where a label overlaps none of `labels`, and add it to them."""
     while any(abs(x - other_x) < 150 and abs(y - other_y) < 13 for other_x, other_y in labels):
         y += 13
     labels.append((x, y))

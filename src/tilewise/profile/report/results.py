@@ -94,7 +94,7 @@ class ProfileRow:
         return Cost(self.flops, self.elementwise, self.bytes_moved).intensity
 
     def add(self, unit: Unit) -> None:
-        """Add a unit's time, work, memory, backend and tile."""
+        """Add the time, work, memory, backend and tile of one kernel call."""
         self.calls += 1
         self.unit_seconds += unit.seconds
         self.flops += unit.flops
@@ -155,7 +155,7 @@ class ProfileResults:
 
 
 def _with_derived(record: Any, *names: str) -> dict[str, Any]:
-    """Convert a dataclass to a dict that also contains these properties."""
+    """Convert a dataclass to a dict, with the properties `names` as additional entries."""
     return asdict(record) | {name: getattr(record, name) for name in names}
 
 
@@ -167,7 +167,7 @@ def build(
     starts_ns: Sequence[int] = (),
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> ProfileResults:
-    """Add up the events of a profile.
+    """Add up a profile's events by layer and operation.
 
     The profile lasted `seconds` in total and consists of `with` blocks that began at `starts_ns`. `labels` maps layer
     names to labels for the tables.
@@ -225,17 +225,17 @@ def build(
 
 
 def interruption_threshold(times: list[float]) -> float:
-    """Time above which one of several comparable calls counts as interrupted by other work on the machine."""
+    """Return the seconds above which one of several comparable calls counts as interrupted."""
     return _INTERRUPTED_FACTOR * median(times) if len(times) >= _MIN_COMPARABLE_CALLS else float("inf")
 
 
 def _interrupted_seconds(times: list[float]) -> float:
-    """Total time beyond the interruption threshold."""
+    """Return by how much comparable calls exceed the interruption threshold, in total."""
     return sum(max(t - interruption_threshold(times), 0.0) for t in times)
 
 
 def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int]) -> float:
-    """Return the seconds by which pauses between two outermost events exceed comparable pauses."""
+    """Return by how much pauses between outermost events exceed comparable pauses, in seconds."""
     pauses: dict[tuple[str, ...], list[float]] = defaultdict(list)
     last: dict[int, ProfileEvent] = {}
     for event in events:
@@ -250,7 +250,7 @@ def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int
 
 
 def _unit(event: ProfileEvent, cost: Cost, machine: MachineFigures, threads: int) -> Unit:
-    """Build the unit of an event, with the roofline time of its work."""
+    """Build the record of one kernel call, with the roofline time of its work."""
     compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(
         name=op_name(event),

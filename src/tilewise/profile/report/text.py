@@ -48,7 +48,7 @@ def _format_totals(results: ProfileResults) -> str:
 
 
 def ceilings(machine: MachineFigures, threads: int) -> str:
-    """Format the machine's peak rates in one line."""
+    """Format the machine's peak rates for this number of threads in one line."""
     cache, memory = machine.bandwidth(0.0, threads), machine.memory_bandwidth(threads)
     plural = "thread" if threads == 1 else "threads"
     doubtful = f" (doubtful: {machine.doubts[0]})" if machine.doubts else ""
@@ -59,7 +59,7 @@ def ceilings(machine: MachineFigures, threads: int) -> str:
 
 
 def _table(first: str, rows: list[ProfileRow], results: ProfileResults, max_rows: int) -> str:
-    """Format the rows with a runtime as an aligned text table; those after `max_rows` become one line."""
+    """Format the rows as a text table; the first column is called `first`, rows after `max_rows` are summed up."""
     lines = [[row.title, *row_cells(row, results.seconds)] for row in rows[:max_rows] if row.seconds > 0]
     if len(rows) > max_rows:
         remaining = sum(row.seconds for row in rows[max_rows:])
@@ -70,7 +70,7 @@ def _table(first: str, rows: list[ProfileRow], results: ProfileResults, max_rows
 
 
 def row_cells(row: ProfileRow, total: float) -> list[str]:
-    """Format the cells of a row, in the order of `HEADINGS`."""
+    """Format a row's cells in the order of `HEADINGS`; `total` is the profile's time in seconds."""
     allocated = row.allocated + row.own_allocated
     return [
         seconds(row.seconds),
@@ -86,7 +86,7 @@ def row_cells(row: ProfileRow, total: float) -> list[str]:
 
 
 def roofline_text(fraction: float) -> str:
-    """Format a share of the roofline; Winograd convolutions exceed it, because they multiply less than is counted."""
+    """Format a share of the roofline; above 1 (Winograd multiplies less than is counted) it says so."""
     return share(fraction) if fraction <= 1.0 else "> 100 %"
 
 
@@ -96,6 +96,7 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     last = len(headings) - 1
 
     def line(cells: Sequence[str]) -> str:
+        """Format one line with padded cells."""
         padded = [
             cell.ljust(width) if i in (0, last) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -113,16 +114,16 @@ def chrome_trace(events: Sequence[ProfileEvent], start_ns: int) -> dict[str, Any
     process = os.getpid()
     threads: dict[int, int] = {}
     ordered = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
-    entries: list[dict[str, Any]] = [_name("process_name", process, 0, "tilewise")]
+    entries: list[dict[str, Any]] = [_name_event("process_name", process, 0, "tilewise")]
     for event in ordered:
         number = threads.setdefault(event.thread, len(threads) + 1)
         entries.append(_entry(event, process, number, start_ns))
-    entries += [_name("thread_name", process, number, f"thread {number}") for number in threads.values()]
+    entries += [_name_event("thread_name", process, number, f"thread {number}") for number in threads.values()]
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
 def _entry(event: ProfileEvent, process: int, thread: int, start_ns: int) -> dict[str, Any]:
-    """Convert one event to a trace entry."""
+    """Convert an event to a trace entry; `start_ns` is the trace's time 0."""
     return {
         "name": event.layer or event.name if event.kind == "module" else event.name,
         "cat": f"{event.kind},{event.phase}",
@@ -155,8 +156,8 @@ def _details(event: ProfileEvent) -> dict[str, Any]:
     return details
 
 
-def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the metadata event that names a thread in Chrome's trace format."""
+def _name_event(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the metadata event that names a process or thread (`kind`) in Chrome's trace format."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
@@ -205,7 +206,7 @@ def html_page(results: ProfileResults, events: Sequence[ProfileEvent], title: st
 
 
 def _verdict(results: ProfileResults) -> str:
-    """Format the findings as HTML: the first as the verdict, the others as a list."""
+    """Format the findings as HTML, the first one as the verdict and the others as a list."""
     if not results.findings:
         return '<p class="verdict">Nothing was recorded.</p>'
     first, *others = results.findings

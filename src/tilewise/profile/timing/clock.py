@@ -16,7 +16,7 @@ NANO = 1e-9
 
 
 def timed_calls(func: Callable[[], Any], calls: int) -> int:
-    """Time `calls` calls in nanoseconds, including the loop."""
+    """Return the nanoseconds of `calls` calls, the loop included."""
     iterations = repeat(None, calls)
     start = perf_counter_ns()
     for _ in iterations:
@@ -25,7 +25,7 @@ def timed_calls(func: Callable[[], Any], calls: int) -> int:
 
 
 def _timed_empty_loop(calls: int) -> int:
-    """Return the nanoseconds that a loop of `calls` empty iterations takes."""
+    """Return the nanoseconds of a loop of `calls` empty iterations."""
     iterations = repeat(None, calls)
     start = perf_counter_ns()
     for _ in iterations:
@@ -35,7 +35,7 @@ def _timed_empty_loop(calls: int) -> int:
 
 @lru_cache(maxsize=1)
 def overhead_ns() -> tuple[float, float]:
-    """Return the ns of (one clock reading, one iteration of the empty loop): the minimum of many, once per process."""
+    """Return the ns of a clock reading and of a loop iteration, measured once per process."""
     reading = min(_timed_empty_loop(0) for _ in range(200))
     iterations = 10_000
     iteration = min(_timed_empty_loop(iterations) - reading for _ in range(20)) / iterations
@@ -43,7 +43,7 @@ def overhead_ns() -> tuple[float, float]:
 
 
 def seconds_per_call(func: Callable[[], Any], calls: int) -> float:
-    """Take one sample: seconds per call without the overhead of the loop and the clock; never negative."""
+    """Return the seconds per call over `calls` calls, without the overhead of loop and clock."""
     elapsed = timed_calls(func, calls)
     reading, iteration = overhead_ns()
     return max(elapsed - reading - calls * iteration, 0.0) * NANO / calls

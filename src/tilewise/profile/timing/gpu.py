@@ -17,7 +17,7 @@ Run = Callable[[], None]
 
 
 class DriverGraphs:
-    """Captures launches on one stream. Raises RuntimeError if a driver call fails."""
+    """Captures kernel launches on one stream into CUDA graphs; RuntimeError if the driver fails."""
 
     def __init__(self, stream: int) -> None:
         """Load the driver library and declare the functions that are used."""
@@ -33,7 +33,7 @@ class DriverGraphs:
 
     @staticmethod
     def _call(library: ctypes.CDLL, name: str, *types: Any) -> Callable[..., None]:
-        """Wrap a driver function so that an error code becomes a RuntimeError."""
+        """Return a driver function with these argument types that raises RuntimeError on an error code."""
         function = getattr(library, name)
         function.argtypes, function.restype = list(types), ctypes.c_int
 
@@ -63,7 +63,10 @@ class DriverGraphs:
 
 
 def torch_graph(torch: Any, runs: Sequence[Run]) -> Run:
-    """Capture `runs` with PyTorch. `torch.cuda.graph` would collect garbage and empty the allocator's cache as well."""
+    """Capture `runs` into a CUDA graph with PyTorch and return a function that replays it.
+
+    `torch.cuda.graph` would collect garbage and empty the allocator's cache as well.
+    """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:
@@ -90,10 +93,10 @@ _HARMLESS = 0x1 | 0x2
 
 
 class GpuWatch:
-    """Reads the state of the first GPU."""
+    """Reads the state of the first GPU (clocks, temperature, power) by NVML."""
 
     def __init__(self) -> None:
-        """Load the library; without it, all readings are empty."""
+        """Load NVML; without it, all readings are empty."""
         self._library: ctypes.CDLL | None = None
         self._device = ctypes.c_void_p()
         try:
@@ -112,7 +115,7 @@ class GpuWatch:
         return text.value.decode()
 
     def name(self) -> str:
-        """Product name of the GPU, read without initializing CUDA; empty if not available."""
+        """Return the GPU's product name, without initializing CUDA; "" if it is not available."""
         text = ctypes.create_string_buffer(96)
         return text.value.decode(errors="replace") if self._get("nvmlDeviceGetName", text, ctypes.c_uint(96)) else ""
 
@@ -134,6 +137,6 @@ class GpuWatch:
         return state
 
     def _get(self, getter: str, *arguments: Any) -> bool:
-        """Call an NVML function of the GPU; False if the library or the function is missing, or reports an error."""
+        """Call an NVML function about the GPU; False if it is missing or fails."""
         function = getattr(self._library, getter, None)
         return function is not None and function(self._device, *arguments) == 0

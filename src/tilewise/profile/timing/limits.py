@@ -48,7 +48,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def _main_thread_timer_is_free() -> bool:
-    """Tell whether this is the main thread and neither a timer nor a SIGALRM handler is set."""
+    """Tell whether SIGALRM can be used: this is the main thread, without a timer or handler."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return False
     handler = signal.getsignal(signal.SIGALRM)
@@ -57,7 +57,7 @@ def _main_thread_timer_is_free() -> bool:
 
 @contextmanager
 def _signal_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUp from a SIGALRM handler."""
+    """Raise TimeIsUp in the block after `seconds`, from a SIGALRM handler."""
     previous_handler = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, _raise_time_is_up)
     try:
@@ -75,7 +75,7 @@ def _signal_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _thread_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeIsUp as an asynchronous exception in the current thread."""
+    """Raise TimeIsUp in the block after `seconds`, as an asynchronous exception in this thread."""
     thread = ctypes.c_ulong(threading.get_ident())
     lock = threading.Lock()
     finished = False

@@ -29,7 +29,10 @@ _GRACE_SECONDS = 1.0  # a child stops itself at its time limit; it is killed if 
 def measure_in_processes(
     func: Callable[[], Any] | str, warmup: int, runs: int, processes: int, limit: float, sample_seconds: float
 ) -> Series:
-    """Take `runs` samples in total, divided among `processes` processes that run one after the other."""
+    """Take `runs` samples in total in several fresh processes, one after the other.
+
+    `limit` is the time limit in seconds for all of them.
+    """
     shares = [runs // processes + (i < runs % processes) for i in range(processes)]
     deadline = time.perf_counter() + limit
     series = Series([], 1, processes=processes)
@@ -47,7 +50,7 @@ def measure_in_processes(
 
 
 def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: float, sample_seconds: float) -> Any:
-    """Measure in one child process and return its decoded reply; raise the error that it reports."""
+    """Measure in one fresh process and return its samples; raise the error that it reports."""
     if isinstance(func, str):
         text = _new_interpreter(func, warmup, runs, limit, sample_seconds)
     else:
@@ -65,7 +68,7 @@ def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: flo
 
 
 def _child_reply(func: Callable[[], Any] | str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
-    """Time the function in the child process and encode the samples or the error as JSON."""
+    """Time the function, in the child process, and return the samples or the error as JSON."""
     try:
         func = resolve(func) if isinstance(func, str) else func
         return json.dumps(asdict(take_samples(func, warmup, runs, limit, sample_seconds)))
@@ -74,7 +77,7 @@ def _child_reply(func: Callable[[], Any] | str, warmup: int, runs: int, limit: f
 
 
 def _forked(reply: Callable[[], str], limit: float) -> str:
-    """Run `reply` in a forked child and return its text; kill the child if it exceeds the time limit."""
+    """Run `reply` in a forked child process and return its text; the child is killed after `limit` seconds."""
     if not hasattr(os, "fork"):
         raise ConfigurationError("this system cannot fork; name the function as 'module:function' instead")
     sys.stdout.flush()
@@ -102,7 +105,7 @@ def _forked(reply: Callable[[], str], limit: float) -> str:
 
 
 def _read_until(descriptor: int, seconds: float) -> str | None:
-    """Read up to the end of the file; None if that takes longer than `seconds`."""
+    """Read a file descriptor to its end; None if that takes longer than `seconds`."""
     deadline = time.perf_counter() + seconds
     chunks: list[bytes] = []
     while True:
@@ -116,7 +119,7 @@ def _read_until(descriptor: int, seconds: float) -> str | None:
 
 
 def _new_interpreter(name: str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
-    """Run this module in a new interpreter and return the last line of its output."""
+    """Measure the function `name` in a new Python interpreter; return the last line of its output."""
     command = [sys.executable, "-m", "tilewise.profile.timing.processes", name]
     command += [str(warmup), str(runs), str(limit), str(sample_seconds)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}

@@ -20,7 +20,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True)
 class MachineReading:
-    """State of the machine at one moment: CPU seconds used so far, and the time of a fixed reference loop."""
+    """State of the machine at one moment: CPU seconds used so far, and a reference loop's time."""
 
     at: float
     own_cpu: float
@@ -30,7 +30,7 @@ class MachineReading:
 
 
 def read_machine() -> MachineReading:
-    """Read the machine's state; takes about two milliseconds."""
+    """Read the state of the machine, in about two milliseconds."""
     busy, stolen = _system_cpu_seconds()
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
@@ -38,7 +38,7 @@ def read_machine() -> MachineReading:
 
 
 def _system_cpu_seconds() -> tuple[float | None, float | None]:
-    """Return the CPU seconds of all processes since boot, (busy, stolen by the hypervisor); None without /proc."""
+    """Return CPU seconds since boot, (busy, stolen by the hypervisor); None without /proc."""
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def _system_cpu_seconds() -> tuple[float | None, float | None]:
 
 
 def _reference_loop() -> float:
-    """Time a fixed loop in seconds, the best of several: it depends on the clock frequency, hardly on the load."""
+    """Return the seconds of a fixed loop, the best of several: a measure of the clock frequency."""
     best = float("inf")
     for _ in range(25):
         start = time.perf_counter()
@@ -59,7 +59,7 @@ def _reference_loop() -> float:
 
 
 def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
-    """Find events between two readings that could have disturbed a measurement: load, stolen time, frequency."""
+    """Return what may have disturbed a measurement between two readings: load, stolen time, frequency."""
     reasons = []
     seconds = max(after.at - before.at, 1e-9)
     cpus = os.cpu_count() or 1
@@ -81,7 +81,7 @@ def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
 
 
 def sample_reasons(samples: Floats) -> list[str]:
-    """Find problems in the samples: drift, two modes, outliers, dispersion."""
+    """Return reasons to distrust samples: drift, two modes, outliers, dispersion."""
     if len(samples) < 8 or np.median(samples) <= 0:
         return []
     checks = (_drift(samples), _two_modes(samples), _outliers(samples), _dispersion(samples))
@@ -89,7 +89,7 @@ def sample_reasons(samples: Floats) -> list[str]:
 
 
 def _drift(samples: Floats) -> str:
-    """Report a trend: time correlates with position, and the last third differs from the first by 3 % or more."""
+    """Return a sentence if times correlate with position and the last third differs by at least 3 %, else ""."""
     n = len(samples)
     correlation = rank_correlation(np.arange(n, dtype=np.float64), samples)
     third = max(n // 3, 1)
@@ -102,7 +102,10 @@ def _drift(samples: Floats) -> str:
 
 
 def _two_modes(samples: Floats) -> str:
-    """Report two clusters: split where the between-group variance is largest (Otsu 1979) and compare the gap."""
+    """Return a sentence if samples form two clusters, else "".
+
+    They are split where the between-group variance is largest (Otsu 1979), and the gap is compared with the spread.
+    """
     ordered = np.sort(samples)
     n = len(ordered)
     # Between-group variance of every split into the first k and the remaining samples.
@@ -125,7 +128,10 @@ def _two_modes(samples: Floats) -> str:
 
 
 def _outliers(samples: Floats) -> str:
-    """Report more than 5 % of samples above Tukey's outer fence (third quartile plus 3 interquartile ranges)."""
+    """Return a sentence if more than 5 % of samples are beyond Tukey's outer fence, else "".
+
+    The fence is the third quartile plus three interquartile ranges.
+    """
     q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
     limit = max(q3 + 3 * (q3 - q1), 1.1 * middle)
     count = int(np.sum(samples > limit))
@@ -135,7 +141,7 @@ def _outliers(samples: Floats) -> str:
 
 
 def _dispersion(samples: Floats) -> str:
-    """Report an interquartile range of 10 % of the median or more."""
+    """Return a sentence if the interquartile range is at least 10 % of the median, else ""."""
     q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
     if (q3 - q1) / middle < 0.10:
         return ""
@@ -143,5 +149,5 @@ def _dispersion(samples: Floats) -> str:
 
 
 def _robust_sd(values: Floats) -> float:
-    """Standard deviation estimated from the median absolute deviation (1.4826 for the normal distribution)."""
+    """Return the standard deviation by the median absolute deviation (times 1.4826), robust to outliers."""
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))

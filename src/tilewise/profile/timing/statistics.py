@@ -55,7 +55,7 @@ def bootstrap_intervals(
 
 
 def resampled_means(values: ArrayLike, draws: int, seed: int) -> Floats:
-    """Means of `draws` resamples with replacement, each of the size of `values` (the plain bootstrap)."""
+    """Return the means of `draws` bootstrap resamples (with replacement, equal size) of `values`."""
     v, rng = np.asarray(values, np.float64), np.random.default_rng(seed)
     return np.array([v[rng.integers(0, len(v), len(v))].mean() for _ in range(draws)])
 
@@ -86,7 +86,7 @@ def signed_rank_test(
 
 
 def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
-    """Return the interval of centres that the signed-rank test would not reject (normal approximation)."""
+    """Return the centres that the signed-rank test would not reject, from sorted Walsh `averages` of n values."""
     count = len(averages)
     z = normal_quantile(0.5 + confidence / 2)
     cut = int(np.floor(count / 2 - z * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)))

@@ -40,7 +40,7 @@ class Worker:
             self._connection = ours
 
     def submit(self, task: Any, seconds: float) -> None:
-        """Send a task that must reply, or report progress, within `seconds`."""
+        """Send a task to the process, which must reply or report progress within `seconds`."""
         self.start()
         assert self._connection is not None
         self.task = task
@@ -49,12 +49,12 @@ class Worker:
             self._connection.send(task)
 
     def submit_silently(self, seconds: float) -> None:
-        """Start the process and wait for the first message, which it sends without a task."""
+        """Start the process and wait for its first message, which needs no task, for at most `seconds`."""
         self.start()
         self.task, self.deadline = "start", time.monotonic() + seconds
 
     def extend(self, seconds: float) -> None:
-        """Restart the time limit because the task has reported progress."""
+        """Restart the time limit of the current task, which has reported progress."""
         self.deadline = time.monotonic() + seconds
 
     @property
@@ -62,7 +62,7 @@ class Worker:
         return self.task is not None
 
     def finish(self) -> None:
-        """Mark the task as completed."""
+        """Mark the current task as completed."""
         self.task, self.deadline = None, float("inf")
 
     def receive(self) -> Any:
@@ -74,7 +74,7 @@ class Worker:
             raise EOFError from error
 
     def ready(self) -> bool:
-        """True if `receive` would return, or raise EOFError, without waiting."""
+        """Tell whether `receive` would return or raise without waiting."""
         return self._connection is not None and self._connection.poll()
 
     def stop(self) -> None:
@@ -93,14 +93,14 @@ class Worker:
 
 
 def _serve(serve: Callable[..., None], connection: Any, *arguments: Any) -> None:
-    """Main function of the child process; ends silently when the parent has exited."""
+    """Main function of the child process: run `serve`; end silently if the parent has exited."""
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(connection, *arguments)
 
 
 @contextlib.contextmanager
 def _ignored_interrupts() -> Iterator[None]:
-    """Processes started inside the block inherit an ignored SIGINT: on Ctrl-C the parent stops them."""
+    """Make processes that are started inside the block ignore SIGINT: on Ctrl-C the parent stops them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +116,7 @@ class WorkerLostError(Exception):
 
 
 def wait_any(workers: Sequence[Worker], seconds: float) -> list[tuple[Worker, Any]]:
-    """Wait up to `seconds` for messages and return at most one per worker.
+    """Wait up to `seconds` for messages of several workers; return at most one per worker.
 
     A worker that died or exceeded its time limit is stopped, and its message is a WorkerLostError.
     """
@@ -137,7 +137,7 @@ def wait_any(workers: Sequence[Worker], seconds: float) -> list[tuple[Worker, An
 
 
 def _mark_lost(worker: Worker, reason: str) -> WorkerLostError:
-    """Stop a worker but keep its task, so that the caller can see which task was lost before it calls finish()."""
+    """Stop a worker and return the error; its task stays set, so that the caller can see what was lost."""
     task = worker.task
     worker.stop()
     worker.deaths += 1
