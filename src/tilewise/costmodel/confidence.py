@@ -21,10 +21,7 @@ _MAX_LOGIT = 30.0
 
 
 def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
-    """Return the log-odds that the best configuration is not among the k with the lowest scores.
-
-    `scale` is the standard deviation of the scores' errors.
-    """
+    """Return the log-odds that the best is not among the k best-ranked, if scores have errors of size `scale`."""
     # Scores as log-odds: the softmax over all configurations in units of the model's error.
     ordered = -np.asarray(scores, dtype=np.float64)[ranking(scores)] / max(scale, 1e-9)
     # All configurations are inside.
@@ -35,10 +32,7 @@ def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
 
 
 def confidence(scores: npt.NDArray[Any], calibration: Any, k: int = 5) -> float | None:
-    """Return the calibrated probability that the first k configurations contain one within 1 % of the best, or None.
-
-    It is None if the model has no `calibration`.
-    """
+    """Return the probability that the first k contain one within 1 % of the best; None without a calibration."""
     # A calibration comes from a model file: an invalid one counts as none.
     try:
         level, slope = calibration[f"top{k}"]

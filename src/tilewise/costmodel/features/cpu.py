@@ -331,10 +331,7 @@ class _CpuMachine:
 def _cpu_machine(
     lanes: float, registers: float, l1: float, l2: float, l3: float, mflops: float, *mbs: float
 ) -> _CpuMachine:
-    """Build a machine from its columns, in the order and units of `INPUT_COLUMNS`.
-
-    Estimates replace zeros (unknown).
-    """
+    """Build a machine from columns in the order and units of `INPUT_COLUMNS`; 0 (unknown) becomes an estimate."""
     lanes = lanes or 8.0
     flops = (mflops or _MFLOPS_PER_LANE * min(lanes, 16.0)) * 1e6
     rates = tuple((mb or share * flops / 1e6) * 1e6 for mb, share in zip(mbs, _BYTES_PER_FLOP, strict=True))

@@ -57,9 +57,9 @@ MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Return the sizes that features refer to: six each of root, heaviest operation and its operands.
+    """Return the sizes that features refer to, zero where a kernel has none.
 
-    Window and stride.
+    They are six sizes each of the root, the heaviest operation and its two operands, then window and stride.
     """
     feat = kernel.node_feat
     # A graph without a marked root ends with its root.

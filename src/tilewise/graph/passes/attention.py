@@ -175,10 +175,7 @@ def _batch_and_heads(w: Rewriter, q: Value) -> Shape:
 
 
 def _heads_of_tokens(w: Rewriter, node: Node, result: Value) -> Value:
-    """Reshape an attention result (B, H, T, D) to tokens (B, T, H · D), the native op's layout.
-
-    Return the heads as a view.
-    """
+    """Reshape an attention result (B, H, T, D) to native tokens (B, T, H · D); return the heads as a view of them."""
     b, h, t, d = w.shape(result)
     tokens = w.reshape(node, w.permute(node, result, (0, 2, 1, 3)), (b, t, h * d))
     w.views.pop(tokens.number, None)  # views of the result start at the tokens from here on

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def lower_batch_norm(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower an inference-mode batch norm: fold it into the layer before it (True), or return an affine op.
-
-    Else None.
-    """
+    """Lower an inference batch norm: fold it into the layer before (True), or return an affine op; else None."""
     x, weight, bias = low.image(node.inputs[0]), node.inputs[1], node.inputs[2]
     mean, var = node.params["mean"], node.params["var"]
     statistics = (weight, bias, mean, var)
@@ -54,10 +51,7 @@ def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Ar
 
 
 def lower_with_constant(low: Lowering, number: int, node: Node, product: bool) -> Op | bool | None:
-    """Lower a sum or product with a constant: fold a per-channel constant (True), or return a binary op.
-
-    None if neither.
-    """
+    """Lower a sum or product with a constant: fold it per channel (True), or return a binary op; else None."""
     operands = value_and_constant(node)
     if operands is None or low.shapes[operands[0].number] != node.shape:
         return None

@@ -44,9 +44,9 @@ def lower_activation(low: Lowering, number: int, node: Node) -> Op | bool | None
 
 
 def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | None:
-    """Fuse the activation `name` into the op that computes the node's input (True), or return an op.
+    """Lower the activation `name`: fuse it into the op that computes the node's input (True), or return an op.
 
-    None if unsupported.
+    None if there is no native form.
     """
     if _activate_behind_view(low, number, node, name):
         return True
@@ -87,9 +87,9 @@ def _activate_behind_view(low: Lowering, number: int, node: Node, name: str) -> 
 
 
 def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a sum: fold a constant, or make another value the residual of a layer (True).
+    """Lower a sum: fold a constant (True), make the other value the residual of a layer (True), or return a binary op.
 
-    Else return an op, or None.
+    None if there is no native form.
     """
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):

@@ -161,9 +161,9 @@ def _reduce(kind: str) -> StridedRule:
 
 
 def _with_axis_last(low: Lowering, node: Node, axis: int) -> tuple[Strided, Shape, list[int]] | None:
-    """Return a node's input as a strided operand with `axis` last, its shape, and the permutation back.
+    """Return a node's input as a strided operand with `axis` moved last, its shape, and the inverse permutation.
 
-    None if it has none.
+    None if the input has no strided form.
     """
     operands = _operands(low, [node.inputs[0]])
     if operands is None:
