@@ -391,7 +391,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "tile peers": ranker_tables.tile_peers,
     "tile sample": ranker_tables.tile_sample,
     "products of another device": ranker_tables.products,
-    "large logs": ranker_tables.large_logs,
     "ranking": ranking,
     "layout": layout,
     "int8 accuracy": int8_accuracy,

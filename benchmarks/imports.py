@@ -20,10 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import cpu_kind, today
-from tilewise._atomic import write_atomic
-
-RESULTS = Path(__file__).parent / "results" / "imports.json"
 _SHAPES, _PIECE, _REPEATS = 2000, 1 << 20, 32
 
 _NAMES = ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y", "read_only", "use_padding")
@@ -187,15 +183,13 @@ def measure_import(name: str, gigabytes: float, folder: Path) -> dict[str, Any]:
     report = json.loads(output)
     return {"gigabytes": size / 1e9, "records": records, "kernels": report["kernels"],
             "configurations": report["configurations"], "peak_mib": usage.ru_maxrss / 1024,
-            "seconds": seconds, "processor_seconds": usage.ru_utime + usage.ru_stime,
-            "megabytes_a_second": size / 1e6 / seconds, "processor": cpu_kind(), "date": today()}  # fmt: skip
+            "seconds": seconds, "megabytes_a_second": size / 1e6 / seconds}  # fmt: skip
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("logs", nargs="*", help=f"kinds of log: {', '.join(LOGS)} (default: all)")
     flags.add_argument("--gigabytes", type=float, default=2.0, help="how large each log is (default 2)")
-    flags.add_argument("--results", type=Path, default=RESULTS, help="the file to write")
     options = flags.parse_args()
     if unknown := set(options.logs) - LOGS.keys():
         flags.error(f"no kind of log: {', '.join(sorted(unknown))}; there are {', '.join(LOGS)}")
@@ -208,8 +202,6 @@ def main() -> None:
             f"of {row['kernels']:,} kernels",
             flush=True,
         )
-        table = json.loads(options.results.read_text(encoding="utf-8")) if options.results.is_file() else {}
-        write_atomic(options.results, json.dumps(table | {name: row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -88,16 +88,3 @@ def products() -> str:
         if "over" not in name
     ]
     return table((f"{content['kernels']:,} products on an A100", "of the best (95 % interval)"), cells)
-
-
-def large_logs() -> str:
-    """Tabulate time and memory of importing large logs on one core: `python -m benchmarks.imports`."""
-    content = read_any("imports") or {}
-    cells = [
-        (f"`{name}`", f"{row['gigabytes']:.1f} GB", *(f"{row[key]:,}" for key in ("kernels", "configurations")),
-         f"{row['processor_seconds']:.0f} s", f"{row['gigabytes'] * 1e3 / row['processor_seconds']:.1f} MB/s",
-         f"{row['peak_mib']:.0f} MiB")
-        for name, row in content.items()
-    ]  # fmt: skip
-    headings = ("log", "size", "kernels", "configurations", "processor time", "speed", "peak memory")
-    return table(headings, cells) if cells else f"{NOT_MEASURED}: `python -m benchmarks.imports` prints it."
