@@ -1,4 +1,4 @@
-"""`--model auto`: what valid cannot tell apart is blended, a cut-off run goes on, failures are left out."""
+"""`--model auto`: all members are fused, a cut-off run goes on, failures are left out."""
 
 from __future__ import annotations
 
@@ -27,50 +27,17 @@ def data():
 MEMBERS = ("TileRanker", "TileRanker_2", "TileRanker_3", "GBDT", "GBDT_2")
 
 
-def found(*each):
-    return {"each": list(each)}
-
-
-def test_a_kind_is_left_out_only_if_the_other_is_clearly_better(monkeypatch):
-    first, second = auto.KINDS
-
-    def chosen(one, other):
-        each = {first: found(*one), second: found(*other), f"{first} + {second}": found(0.0)}
-        monkeypatch.setattr(auto, "valid_errors", lambda model, valid: each[model.name])
-        return auto._select_kind([Constant(first), Constant(second), Constant(second)], [])[0].name
-
-    monkeypatch.setattr(auto, "blend", lambda models, valid: auto.Blend(models, [1.0] * len(models)))
-    together = f"{first} + {second}"
-    assert chosen((0.5, 0.6) * 3, (0.6, 0.1) * 3) == together  # half of the kernels suit it
-    assert chosen((0.5, 0.6) * 3, (0.1, 0.2) * 3) == second
-    assert chosen((0.5, 0.6) * 3, (0.9, 1.0) * 3) == first
-    assert chosen((0.5, 0.6), (0.1, 0.2)) == together  # two kernels are too few
-    # 2.4 standard errors, where Student's t of six is 2.6.
-    assert chosen([0.0] * 6, (0.9, 0.9, 0.1, 0.5, 1.2, -0.3)) == together
-    assert auto._select_kind([Constant(second)], [])[0].name == second
-
-
-def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):
+def test_every_kind_takes_part_and_the_ensemble_is_read_again(data, tmp_path, capsys):
     trained = auto.train_auto(data, out_dir=tmp_path, epochs=2)
-    record = trained.record["auto"]
-    assert set(auto.KINDS) <= set(record["valid"])
-    assert record["chosen"] == trained.name and trained.name in record["valid"]
-    assert [model.name for model in trained.models].count("TileRanker") in (0, 3)
+    assert set(trained.record["auto"]["valid"]) == {*auto.KINDS, trained.name}
+    assert [model.name for model in trained.models] == ["TileRanker"] * 3 + ["GBDT"] * 2
     kernel = data.test[0]
     for again in (load_scorer(tmp_path), load_model(tmp_path)):
         assert again.name == trained.name
         assert again.score(kernel) == pytest.approx(trained.score(kernel), rel=1e-4, abs=1e-4)
     messages = capsys.readouterr().err
-    assert f"{trained.name} is kept." in messages
+    assert f"{trained.name} " in messages and "on 3 valid kernels" in messages
     assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in MEMBERS)
-
-
-class Constant:
-    def __init__(self, name):
-        self.name, self.record = name, {}
-
-    def score(self, kernel, rows=None):
-        return kernel.config_feat[:, 0]
 
 
 @pytest.mark.parametrize("count", [1, 6])

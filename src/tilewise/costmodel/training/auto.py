@@ -1,9 +1,10 @@
 """Ensembles (`--model auto`, `--recipe winners`): several networks and forests whose rankings are fused.
 
 No kind of model wins everywhere, and on a few dozen kernels one network orders the fastest configurations by chance.
-So `auto` trains TileRankers and forests with several seeds and fuses their rankings (see `blend`). A kind is left out
-if the other one is significantly better on the valid split. Errors are averaged as logarithms, so that one kernel with
-configurations a hundred times slower does not decide alone. The record of the result holds the errors of every kind.
+So `auto` trains TileRankers and forests with several seeds and fuses their rankings (see `blend`). No kind is left out:
+where one was significantly better on the valid split, dropping the other lost on most test splits. The record of the
+result holds the errors of every kind, averaged as logarithms, so that one kernel with configurations a hundred times
+slower does not decide alone.
 
 A model can be arbitrarily wrong on a kind of kernel that it has never seen. So the result knows its train kernels
 and warns about kernels unlike them. What to expect there is measured on families that are left out: the ensemble is
@@ -50,7 +51,6 @@ KINDS = ("TileRanker", "GBDT")
 _NETWORKS = 3  # of a collection too small for a wide network, where a seed decides much
 _OBJECTIVES = ("lambdarank", "regression")  # of the forests: their mistakes differ more than those of two seeds
 _MIN_KERNELS = 5  # fewer kernels are too few to compare models on
-_WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5 error, as in TileRanker's own selection
 _SAMPLE = 1000  # train kernels, at most, that describe the familiar ones and take part in the trial; bounds memory
 
 
@@ -90,19 +90,22 @@ def train_auto(
         print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    selected, errors = _select_kind(models, list(dataset.valid))
+    valid = list(dataset.valid)
+    ensemble, kinds = blend(models, valid), list(dict.fromkeys(model.name for model in models))
+    candidates = {kind: blend([model for model in models if model.name == kind], valid) for kind in kinds}
+    candidates[ensemble.name] = ensemble
+    errors = {name: valid_errors(candidate, valid) for name, candidate in candidates.items()}
     if complete is not dataset:
-        selected = _retrain_trees(selected, complete)
-    selected.record["calibration"] = calibrate(selected, dataset.valid)
+        ensemble = _retrain_trees(ensemble, complete)
+    ensemble.record["calibration"] = calibrate(ensemble, valid)
     sample = dataset.train[:: -(-len(dataset.train) // _SAMPLE)]
-    selected.familiarity = Familiarity.fit(sample)
-    trial_kinds = [kind for kind in KINDS if kind in selected.name]
-    selected.record |= _test_on_unfamiliar(sample, dataset.schema, trial_kinds, seed, shared["max_seconds"])
-    summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
-    selected.record["auto"] = {"chosen": selected.name, "kernels": len(dataset.valid), "valid": summary}
-    selected.save(folder / MODEL_FILE)
-    print(verdict(selected.record["auto"]), file=sys.stderr)
-    return selected
+    ensemble.familiarity = Familiarity.fit(sample)
+    ensemble.record |= _test_on_unfamiliar(sample, dataset.schema, kinds, seed, shared["max_seconds"])
+    ensemble.record["auto"] = {"kernels": len(valid), "valid": errors}
+    ensemble.save(folder / MODEL_FILE)
+    rows = "; ".join(f"{name} {row['top1']:.2%} and {row['top5']:.2%}" for name, row in errors.items())
+    print(f"Top-1 and top-5 error on {len(valid)} valid kernels: {rows}.", file=sys.stderr)
+    return ensemble
 
 
 def _with_valid(dataset: Dataset) -> Dataset:
@@ -136,27 +139,12 @@ def _subset(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
     return dataclasses.replace(kernel, **columns)
 
 
-def valid_errors(model: Any, valid: Sequence[Kernel]) -> dict[str, Any]:
-    """Return mean top-1 and top-5 error on the valid kernels, and per kernel ("each") their weighted log."""
+def valid_errors(model: Any, valid: Sequence[Kernel]) -> dict[str, float]:
+    """Return the geometric means over the valid kernels of top-1 and top-5 error."""
     scores = [model.score(kernel) for kernel in valid]
     logs = np.log1p([[top_k_error(k.target, s, at) for at in (1, 5)] for k, s in zip(valid, scores, strict=True)])
     one, five = np.expm1(logs.mean(axis=0)).tolist()
-    return {"top1": one, "top5": five, "each": (logs @ _WEIGHTS).tolist()}
-
-
-def _select_kind(models: Sequence[Any], valid: Sequence[Kernel]) -> tuple[Blend, dict[str, dict[str, Any]]]:
-    """Blend all models, or only those of one kind if that kind is significantly better on the valid kernels.
-
-    Returns the blend and the valid errors of every kind.
-    """
-    kinds = dict.fromkeys(model.name for model in models)
-    ensembles = {kind: blend([model for model in models if model.name == kind], valid) for kind in kinds}
-    errors = {kind: valid_errors(ensemble, valid) for kind, ensemble in ensembles.items()}
-    better = [kind for kind in kinds if any(_significantly_better(errors[kind], errors[other]) for other in kinds)]
-    if better or len(kinds) == 1:
-        return ensembles[(better or list(kinds))[0]], errors
-    together = blend(models, valid)
-    return together, errors | {together.name: valid_errors(together, valid)}
+    return {"top1": one, "top5": five}
 
 
 def _test_on_unfamiliar(
@@ -219,32 +207,6 @@ def _retrain_trees(model: Blend, complete: Dataset) -> Blend:
         for m in model.models
     ]
     return dataclasses.replace(model, models=models)
-
-
-def _significantly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether `one` has lower errors than `other`, with a 95 % interval of pairs that excludes 0."""
-    # Paired differences per kernel: kernels differ much more than models. Student's t, because there may be only five.
-    gain = np.subtract(other["each"], one["each"])
-    return len(gain) >= _MIN_KERNELS and over_seeds(gain).low > 0
-
-
-def verdict(auto: dict[str, Any]) -> str:
-    """Describe in a few words which kind of model was selected, with the errors of all."""
-    candidate_errors = "; ".join(
-        f"{name} {errors['top1']:.2%} and {errors['top5']:.2%}"
-        for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighted_error(item[1]))
-    )
-    count = auto["kernels"]
-    lowest = min(auto["valid"], key=lambda name: _weighted_error(auto["valid"][name]))
-    caveat = "" if lowest == auto["chosen"] else f" {lowest} may be lower by chance."
-    caveat += " Few kernels: another split may choose another." if count < 20 else ""
-    heading = f"Top-1 and top-5 error on {count} valid kernel{'s' * (count != 1)}"
-    return f"{auto['chosen']} is kept. {heading}: {candidate_errors}.{caveat}"
-
-
-def _weighted_error(errors: dict[str, float]) -> float:
-    """Combine top-1 and top-5 error to the single figure that selects models."""
-    return float(np.log1p([errors["top1"], errors["top5"]]) @ _WEIGHTS)
 
 
 def train_winners(

@@ -303,18 +303,14 @@ class TrainingRun(ResumableRun):
             scores: torch.Tensor = self.module(batch)
         return scores
 
-    def tensor_loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Compute the loss by tensor operations on the device."""
-        return self._loss(scores, target, mask, self.loss.on_device)
-
-    def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, loss: Any = None) -> torch.Tensor:
+    def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Compute the loss of scores (K, C); ensemble members of scores (K, members, C) count as more kernels."""
         # Treat members as more kernels with the same targets.
         if scores.dim() == 3:
             members = scores.shape[1]
             target, mask = target.repeat_interleave(members, 0), mask.repeat_interleave(members, 0)
             scores = scores.flatten(0, 1)
-        return (loss or self.loss)(scores, target, mask)
+        return self.loss(scores, target, mask)
 
     def _validation_metrics(self) -> dict[str, float]:
         """Return the mean metrics over the validation kernels, and the loss on their first configurations."""

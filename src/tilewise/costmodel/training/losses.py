@@ -137,25 +137,31 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def fastest_first_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Compute `fastest_first` by tensor operations, on any device."""
-    order = target.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True)
-    present = mask.gather(1, order)
-    s = (-SHARPNESS * scores).gather(1, order).masked_fill(~present, -1e9)
-    log_sums = s.flip(1).logcumsumexp(1).flip(1)
-    slot = torch.arange(scores.shape[1], device=scores.device)
-    weight = present / (1.0 + slot / _POSITION_SCALE)
-    return ((log_sums - s) * weight).sum() / weight.sum()
+def fastest_first_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `fastest_first` and its gradient by tensor operations; `target` must ascend, with padding last.
+
+    Scores are (K, members, C), target and mask (K, 1, C). Exponents below `_MAX_EXPONENT` are clipped.
+    """
+    weight = mask / (1.0 + torch.arange(scores.shape[2], device=scores.device) / _POSITION_SCALE)
+    weight = weight / (weight.sum() * scores.shape[1])
+    s = (-SHARPNESS * scores.double()).masked_fill(~mask, -torch.inf)
+    exponent = (s - s.amax(2, keepdim=True)).clamp_min(-_MAX_EXPONENT)
+    e = exponent.exp()
+    sums = e.flip(2).cumsum(2).flip(2)
+    grad = -SHARPNESS * (e * (weight / sums).cumsum(2) - weight)
+    return ((sums.log() - exponent) * weight).sum(), grad
 
 
-def log_mse_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Compute `log_mse` by tensor operations, on any device."""
+def log_mse_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `log_mse` and its gradient by tensor operations; shapes as in `fastest_first_tensor`."""
+    count = mask.sum(2, keepdim=True)
     gap = (scores - target.clamp_min(1e-9).log()) * mask
-    gap = (gap - gap.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)) * mask
-    return (gap * gap).sum() / mask.sum()
+    gap = (gap - gap.sum(2, keepdim=True) / count.clamp_min(1)) * mask
+    share = 1 / (count.sum() * scores.shape[1])
+    return (gap * gap).sum() * share, 2.0 * gap * share
 
 
-TENSOR_LOSSES: dict[Any, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+TENSOR_LOSSES: dict[Any, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     fastest_first: fastest_first_tensor,
     log_mse: log_mse_tensor,
 }
@@ -177,9 +183,16 @@ class CombinedLoss:
         """Whether every term can be computed on the device."""
         return all(loss in TENSOR_LOSSES for loss, _ in self.terms)
 
-    def on_device(self, scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """Compute the loss by tensor operations; only if it `has_tensor_form`."""
-        return torch.stack([weight * TENSOR_LOSSES[loss](scores, target, mask) for loss, weight in self.terms]).sum()
+    def on_device(self, scores: Tensor, target: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of scores (K, members, C) and its gradient by tensor operations, if it `has_tensor_form`.
+
+        Target and mask are (K, C); every row ascends, with its padding last.
+        """
+        total, total_grad = torch.zeros((), device=scores.device), torch.zeros_like(scores)
+        for loss, weight in self.terms:
+            value, grad = TENSOR_LOSSES[loss](scores.detach(), target[:, None], mask[:, None])
+            total, total_grad = total + weight * value, total_grad + weight * grad
+        return total, (total_grad * mask[:, None]).to(scores.dtype)
 
     def with_gradient(self, scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
         """Return the loss and its gradient by the scores."""

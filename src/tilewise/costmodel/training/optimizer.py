@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from tilewise._extension import native
 from tilewise.errors import FileFormatError
@@ -37,8 +38,9 @@ class FlatAdam:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.learning_rate, self.clip_norm, self.weight_decay = learning_rate, clip_norm, weight_decay
         self.betas, self.epsilon, self.step_count = betas, epsilon, 0
-        total = sum(p.numel() for p in self.parameters)
         device = self.parameters[0].device
+        self.sizes = torch.tensor([p.numel() for p in self.parameters], device=device)
+        total = int(self.sizes.sum())
         self.values, self.grads, self.mean, self.square = (torch.zeros(total, device=device) for _ in range(4))
         # Make every parameter and gradient a view of the flat vectors.
         start = 0
@@ -60,17 +62,14 @@ class FlatAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Clip the gradients and update the parameters."""
-        if self.clip_norm is not None:
-            self._clip(self.clip_norm)
-        self.step_count += 1
+        self.prepare_device_step()
         if self.step_count % _FLUSH_INTERVAL == 0:
             self._flush_denormals()
         if self._compiled:
+            self._clip()
             self._compiled_update()
         else:
-            self.rate.fill_(self.learning_rate)
-            self.count.fill_(self.step_count)
-            self._update()
+            self.device_step()
 
     def prepare_device_step(self) -> None:
         """Update the step count and learning rate on the host, before each `device_step`."""
@@ -81,10 +80,13 @@ class FlatAdam:
     @torch.no_grad()
     def device_step(self) -> None:
         """Clip and update by tensor operations alone, which a CUDA graph can capture and replay."""
-        if self.clip_norm is not None:
-            self._clip(self.clip_norm)
-        self.count += 1
-        self._update()
+        self._clip()
+        # One kernel for the whole vector; it counts the step on the device.
+        adamw(
+            [self.values], [self.grads], [self.mean], [self.square], [], [self.count], fused=True, amsgrad=False,
+            beta1=self.betas[0], beta2=self.betas[1], lr=self.rate, weight_decay=self.weight_decay, eps=self.epsilon,
+            maximize=False,
+        )  # fmt: skip
 
     def _compiled_update(self) -> None:
         """Update the flat parameter vector with one call of the native Adam kernel."""
@@ -93,30 +95,23 @@ class FlatAdam:
             weight_decay=self.weight_decay, decoupled=True, step=self.step_count,
         )  # fmt: skip
 
-    def _update(self) -> None:
-        """Update the parameters by torch operations: on GPUs and without the extension."""
-        first, second = self.betas
-        self.mean.lerp_(self.grads, 1 - first)
-        self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
-        # Bias correction of both moments.
-        correction = (1 - second**self.count).sqrt()
-        denominator = self.square.sqrt().div_(correction).add_(self.epsilon)
-        # Decoupled weight decay (AdamW, Loshchilov and Hutter 2019).
-        if self.weight_decay:
-            self.values.mul_(1 - self.rate * self.weight_decay)
-        self.values.sub_(self.mean / denominator * (self.rate / (1 - first**self.count)))
-
     def _flush_denormals(self) -> None:
         """Zero tiny moments: those of rare embedding rows would otherwise decay into denormals, which are slow."""
         for moment in (self.mean, self.square):
             moment.masked_fill_(moment.abs() < _DENORMAL_LIMIT, 0.0)
 
-    def _clip(self, limit: float) -> None:
-        """Scale down each parameter's gradient to a norm of at most `limit`."""
+    def _clip(self) -> None:
+        """Scale down each parameter's gradient to a norm of at most `clip_norm`, if there is a limit."""
+        if self.clip_norm is None:
+            return
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
-        factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)
-        torch._foreach_mul_(grads, list(factors.unbind()))
+        factors = (self.clip_norm / norms.clamp_min(1e-30)).clamp_max(1.0)
+        if self._compiled:
+            torch._foreach_mul_(grads, list(factors.unbind()))
+        else:
+            # On a GPU the line above is a kernel for every tensor.
+            self.grads.mul_(factors.repeat_interleave(self.sizes, output_size=len(self.grads)))
 
     def state(self) -> dict[str, Tensor]:
         return {"adam.mean": self.mean, "adam.square": self.square}

@@ -132,8 +132,7 @@ class TileRanker(nn.Module):
         """
         width = self.config_in.kernel.shape[1]
         z = own.flatten(0, 1) @ self._first_kernels()
-        z = z.view(len(own), -1, width).add_((kernel + self.config_in.bias)[:, None])
-        return functional.relu_(z)
+        return functional.relu_(z.view(len(own), -1, width) + (kernel + self.config_in.bias)[:, None])
 
     @staticmethod
     def _folded_block(block: nn.Module, film: Tensor) -> tuple[Tensor, Tensor]:
