@@ -56,34 +56,52 @@ def test_each_known_mistake_fails_and_is_named(exercise, reference):
 def _as_answer(function, *args, **options):
     try:
         return function(*args, **options)
-    except (ValueError, IndexError) as error:
+    except (ArithmeticError, ValueError, IndexError) as error:
         raise AnswerFailed(str(error)) from None
 
 
-STUDENT_ANSWERS = re.findall(
-    r"^@ (\w+) \| (.+?) \| (.+)\n((?:[^@].*\n)+)",
-    Path(__file__).with_name("student_answers.txt").read_text(),
-    re.MULTILINE,
-)
+def read_answers(file: str) -> list[tuple[str, ...]]:
+    """Read answers: the exercise, what they do, the expression of the hint if they are wrong, and the body."""
+    text = Path(__file__).with_name(file).read_text()
+    return re.findall(r"^@ (\w+) \| ([^|\n]+?)(?: \| (.+))?\n((?:[^@].*\n)+)", text, re.MULTILINE)
+
+
+def check_answer(name: str, body: str, folder: Path) -> str:
+    """Check one answer; return the feedback."""
+    lesson = next(lesson for lesson in learn.LESSONS if name in [e.name for e in exercises(lesson)])
+    start = folder / f"{lesson}.py"
+    text = (start if start.exists() else learn.start(lesson, start)).read_text()
+    signature = re.search(rf"^def {name}\(.*:", text, re.MULTILINE)[0]
+    path = folder / "answer.py"
+    path.write_text(f"import time\nimport numpy as np\n{signature}\n{textwrap.indent(body, '    ')}")
+    return _check_in_process(next(e for e in exercises(lesson) if e.name == name), str(path))
+
+
+STUDENT_ANSWERS = read_answers("student_answers.txt")
 
 
 @pytest.mark.parametrize("lesson", learn.LESSONS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_wrong_answer_of_a_student_passes_and_each_gets_the_right_hint(lesson, tmp_path):
-    signatures = re.findall(r"^def ((\w+).*):", learn.start(lesson, tmp_path / "start.py").read_text(), re.MULTILINE)
-    by_name = {name: signature for signature, name in signatures}
-    answers = [answer for answer in STUDENT_ANSWERS if answer[0] in by_name]
+    names = [exercise.name for exercise in exercises(lesson)]
+    answers = [answer for answer in STUDENT_ANSWERS if answer[0] in names]
     assert min(Counter(answer[0] for answer in answers).values()) >= 10
     missed = []
     for name, mistake, hint, body in answers:
-        path = tmp_path / "answer.py"
-        path.write_text(f"import time\nimport numpy as np\ndef {by_name[name]}:\n{textwrap.indent(body, '    ')}")
-        exercise = next(e for e in exercises(lesson) if e.name == name)
         call = r"^.*? (?=gave|took|takes|must|is|keeps|reaches|used|did|called|left)"
-        feedback = re.sub(call, "", _check_in_process(exercise, str(path)), count=1)
+        feedback = re.sub(call, "", check_answer(name, body, tmp_path), count=1)
         if not feedback or not re.search(hint, feedback, re.IGNORECASE):
             missed.append((name, mistake, feedback))
     assert missed == []
+
+
+@pytest.mark.parametrize("lesson", learn.LESSONS)
+def test_right_answers_in_any_style_pass(lesson, tmp_path):
+    names = [exercise.name for exercise in exercises(lesson)]
+    answers = [answer for answer in read_answers("right_answers.txt") if answer[0] in names]
+    assert min(Counter(answer[0] for answer in answers).values()) >= 3
+    refused = [(name, style, check_answer(name, body, tmp_path)) for name, style, _, body in answers]
+    assert [entry for entry in refused if entry[2]] == []
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def feedback(
                 return str(loaded.get("why"))[:500]
             return _verdict(exercise, Answer(channel))
         except TimeoutError:
-            return f"it did not come to an end within {time_limit:g} seconds; look for a loop that never stops"
+            limit = f"{time_limit:g} seconds of computing"
+            return f"it did not come to an end within {limit}; look for a loop that never stops, or does far too much"
         except ConnectionLost as error:
             return f"there is no answer: {error}"
 

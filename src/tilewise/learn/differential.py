@@ -1,9 +1,8 @@
 """Differential checks: an answer is compared with a reference on many inputs; its mistake is inferred from all results.
 
-A wrong answer is compared with what known mistakes give (the files in `mistakes/`), then with the reference's result
-after a simple change (a sign, a factor, another order), then with what the reference gives for changed arguments, such
-as `stride` = 1 in every call. The candidate that agrees with most wrong results names the mistake; if none does, the
-feedback says which inputs are wrong.
+A wrong answer is compared with what known mistakes give (the files in `mistakes/`); the one that agrees with most wrong
+results names the mistake. If none does, the feedback describes what is wrong (a sign, a factor, another order, some
+inputs only) and repeats the rule.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def differential(
             raise AnswerFailed(stopped[0].complaint)
         if wrong:
             returned = [trial for trial in trials if trial not in stopped]
-            advice = _infer_mistake(returned, reference, tolerance) or _where(returned) + hint
+            advice = _infer_mistake(returned, reference, hint, tolerance) or ("" if stopped else _where(trials)) + hint
             raise Wrong(f"{wrong[0].call} {wrong[0].complaint}{advice}")
         first = cases()[0]
         if not close(answer(*first.args, **first.options), trials[0].result, tolerance):
@@ -188,8 +187,11 @@ def known_mistakes(reference: Function) -> Mistakes:
     return mistakes
 
 
-def _infer_mistake(trials: list[_Outcome], reference: Function, tolerance: float) -> str:
-    """Return the hint of the candidate that agrees with most wrong results; "" if none does."""
+def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, tolerance: float) -> str:
+    """Return the hint of the mistake that explains all wrong results, or else of one that explains most of them.
+
+    A description of the results, such as a constant factor, is followed by the exercise's `rule`.
+    """
     wrong = [trial for trial in trials if trial.complaint]
 
     def agreement(candidate: Function) -> tuple[int, int]:
@@ -203,17 +205,17 @@ def _infer_mistake(trials: list[_Outcome], reference: Function, tolerance: float
     def on_trial(function: Function) -> Function:
         return lambda trial: function(*copy.deepcopy(trial.case.args), **trial.case.options)
 
-    specific = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
-    if specific and (best := max(specific, key=lambda entry: entry[0]))[0][0] == len(wrong):
-        return best[1]
-    general = [*_changed_results(wrong), *_changed_arguments(trials, reference)]
-    for text, candidate in general:
+    known = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
+    best, text = max(known, key=lambda entry: entry[0], default=((0, 0), ""))
+    if best[0] == len(wrong):
+        return text
+    for symptom, candidate in _changed_results(wrong[0]):
         if agreement(candidate) == (len(wrong), 0):
-            return text
+            return f"{symptom}; {rule}"
     dtype, right = (getattr(value, "dtype", None) for value in (wrong[0].result, wrong[0].right))
     if right == np.float64 and dtype in (np.float16, np.dtype(int)):
         return f"its dtype is {dtype}: {'16 bits are too few' if dtype == np.float16 else 'it has no fractions'}"
-    return best[1] if specific and 2 * best[0][0] > len(wrong) else ""  # most wrong results, but not all
+    return text if 2 * best[0] > len(wrong) else ""
 
 
 def _attempt(candidate: Function, trial: _Outcome) -> Any:
@@ -233,8 +235,8 @@ def _where(trials: list[_Outcome]) -> str:
     return f"it is wrong only {' and '.join(places)}; "
 
 
-def _changed_results(wrong: list[_Outcome]) -> Iterator[tuple[str, Function]]:
-    """Yield hints with functions that change the right result in the way that the hint describes."""
+def _changed_results(first: _Outcome) -> Iterator[tuple[str, Function]]:
+    """Yield descriptions of a wrong result, with functions that change the right one accordingly."""
 
     def each(transform: Callable[[Any], Any]) -> Function:
         def changed(trial: _Outcome) -> Any:
@@ -264,12 +266,12 @@ def _changed_results(wrong: list[_Outcome]) -> Iterator[tuple[str, Function]]:
         "these are the right numbers in the wrong order or place",
         lambda trial: _rearranged(trial, lambda values: np.sort(values, axis=None)),
     )
-    first = wrong[0]
     try:
-        factor = float(np.ravel(first.result)[0] / np.ravel(first.right)[0])
-        offset = float(np.ravel(first.result)[0] - np.ravel(first.right)[0])
-    except (TypeError, ValueError, IndexError, ZeroDivisionError):
+        value, right = (float(np.ravel(part)[0]) for part in (first.result, first.right))
+    except (TypeError, ValueError, IndexError):
         return
+    yield f"it is {value:g} for every input", lambda trial: np.full(np.shape(trial.right), value)
+    factor, offset = value / right if right else np.nan, value - right
     if not (np.isfinite(factor) and np.isfinite(offset)):
         return
     power_of_ten = abs(np.log10(factor) - round(np.log10(factor))) < 1e-9 if factor > 0 else False
@@ -287,75 +289,3 @@ def _rearranged(trial: _Outcome, arrange: Function) -> Any:
     ):
         return None
     return trial.result
-
-
-def _changed_arguments(trials: list[_Outcome], reference: Function) -> Iterator[tuple[str, Function]]:
-    """Yield hints with what the reference gives for changed arguments."""
-    names = list(inspect.signature(reference).parameters)
-    defaults = [parameter.default for parameter in inspect.signature(reference).parameters.values()]
-
-    def call(transform: Callable[[list[Any]], None]) -> Function:
-        def changed(trial: _Outcome) -> Any:
-            args = [*copy.deepcopy(trial.case.args), *defaults[len(trial.case.args) :]]
-            for name, value in trial.case.options.items():
-                args[names.index(name)] = value
-            transform(args)
-            return reference(*args)
-
-        return changed
-
-    def replace(at: int, transform: Function) -> Function:
-        def apply(args: list[Any]) -> None:
-            args[at] = transform(args[at])
-
-        return call(apply)
-
-    for at, name in enumerate(names):
-        values = [
-            trial.case.args[at] if at < len(trial.case.args) else trial.case.options.get(name) for trial in trials
-        ]
-        for text, transform in _changes(values[0]):
-            yield f"{text.format(name=name)}", replace(at, transform)
-        for value in {value for value in values if isinstance(value, int | float)}:
-            yield f"it takes {name} as {value!r} in every call", replace(at, lambda _, value=value: value)
-    for at, name in enumerate(names):
-        for other in range(at):
-
-            def exchange(args: list[Any], at: int = at, other: int = other) -> None:
-                args[at], args[other] = args[other], args[at]
-
-            yield f"{names[other]} and {name} are exchanged", call(exchange)
-
-
-def _changes(value: Any) -> Iterator[tuple[str, Function]]:
-    """Yield changes of an argument that a wrong answer may amount to, by its type."""
-    if isinstance(value, bool):
-        yield "{name} is taken the wrong way round", lambda flag: not flag
-    elif isinstance(value, int | float):
-        for constant in (0, 1):
-            yield f"{{name}} is not taken into account (it is right for {{name}} = {constant})", lambda _, c=constant: c
-        yield "{name} is taken one too large", lambda number: number + 1
-        yield "{name} is taken one too small", lambda number: number - 1
-    elif isinstance(value, tuple):
-        for at in range(len(value)):
-            yield f"{{name}}[{at}] is not taken into account", lambda items, at=at: (*items[:at], 1, *items[at + 1 :])
-            for other in range(at):
-                text = f"{{name}}[{other}] and {{name}}[{at}] are exchanged, or one is used for both"
-                yield (
-                    text,
-                    lambda items, a=other, b=at: tuple(
-                        {a: items[b], b: items[a]}.get(i, x) for i, x in enumerate(items)
-                    ),
-                )
-                yield text, lambda items, a=other, b=at: tuple(items[a] if i == b else x for i, x in enumerate(items))
-                yield text, lambda items, a=other, b=at: tuple(items[b] if i == a else x for i, x in enumerate(items))
-    elif isinstance(value, np.ndarray | list):
-        yield "{name} has the wrong sign", lambda array: -np.asarray(array)
-        yield "the sign of {name} is lost", lambda array: np.abs(array)
-        yield "{name} is transposed", lambda array: array.T if array.ndim > 1 else None
-        yield "only the first of {name} is used", lambda array: array[:1]
-        yield "the last of {name} is left out", lambda array: array[:-1]
-        yield "the first of {name} is left out", lambda array: array[1:]
-        yield "{name} is taken in the reverse order", lambda array: array[::-1]
-        yield "equal numbers in {name} count once only", lambda array: sorted(set(np.ravel(array).tolist()))
-        yield "{name} is cut to whole numbers", lambda array: np.trunc(array)

@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -93,6 +94,17 @@ def _whole_blocks_only(a: Any, b: Any, block: int) -> Any:
     m, n, k = (size // block * block for size in (a.shape[0], b.shape[1], a.shape[1]))
     out = np.zeros((a.shape[0], b.shape[1]))
     out[:m, :n] = a[:m, :k] @ b[:k, :n]
+    return out
+
+
+def _blockwise(a: Any, b: Any, block: int, product: Callable[[Any, Any], Any], exchange: bool = False) -> Any:
+    """Combine blocks with another product, or with the blocks of b at exchanged indices."""
+    out = np.zeros((a.shape[0], b.shape[1]))
+    starts = (range(0, size, block) for size in (*a.shape, b.shape[1]))
+    for i, k, j in itertools.product(*starts):
+        row, column = (j, k) if exchange else (k, j)
+        b_block = b[row : row + block, column : column + block]
+        out[i : i + block, j : j + block] += product(a[i : i + block, k : k + block], b_block)
     return out
 
 

@@ -151,7 +151,7 @@ def _unit_cases() -> list[Example]:
                 rng.standard_normal((outputs, hidden)),
                 units,
             ),
-            "where all sizes are equal"
+            "where all sizes are equal and kept is not in order"
             if inputs == outputs == hidden
             else "where all units are kept"
             if len(units) == hidden
