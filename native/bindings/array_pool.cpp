@@ -17,17 +17,17 @@
 namespace tw {
 namespace {
 
-std::size_t least_pooled = std::size_t{256} << 10;  // guarded by the GIL
-constexpr std::size_t kKeptBytes = std::size_t{128} << 20;
-constexpr int kMaxBlocks = 64;
-constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;  // hardware
+std::size_t least_pooled = std::size_t{256} << 10;                      // guarded by the GIL
+constexpr std::size_t kKeptBytes = std::size_t{128} << 20;              // chosen: most bytes in the pool
+constexpr int kMaxBlocks = 64;                                          // chosen
+constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;  // hardware: bytes of a small and a large page
 
 struct Block {
   void* data;
   std::size_t bytes;
 };
 
-// Oldest first. Blocks are few, so a scan is all the searching there is.
+// Free blocks, the oldest first. They are few, so a linear search is enough.
 struct Pool {
   std::mutex mutex;
   Block blocks[kMaxBlocks];
@@ -42,7 +42,7 @@ struct Pool {
     return block;
   }
 
-  // The newest block that fits without wasting more than a quarter of it.
+  // Returns the newest block that fits and is at most a quarter too large; null if there is none.
   void* acquire(std::size_t size) {
     std::lock_guard<std::mutex> lock(mutex);
     for (int i = count - 1; i >= 0; --i) {
@@ -66,7 +66,7 @@ Pool& pool() {
   return *instance;
 }
 
-// Returns the usable bytes of a block, whatever was requested; 0 if the system does not say, and the pool stays unused.
+// Returns the usable bytes of a block; 0 if the system cannot tell, and then the pool stays unused.
 std::size_t capacity(void* block) {
 #if defined(__linux__)
   return malloc_usable_size(block);

@@ -42,7 +42,7 @@ Parameters::Values Parameters::read(const Call& call) const {
   for (Py_ssize_t k = 0; k < extra; ++k) {
     PyObject* keyword = PyTuple_GET_ITEM(call.keywords, k);
     const int at = find(keyword);
-    if (at < call.count)  // unknown, or given by position already
+    if (at < call.count)  // unknown, or passed by position already
       refuse("ConfigurationError", "%s does not take the argument %R here", function_, keyword);
     values[at] = call.args[call.count + k];
   }

@@ -1,8 +1,8 @@
 // Arguments and results at the boundary to Python, for all binding files: checked arrays, new arrays, errors.
 //
-// nanobind's signatures suit calls that run for long. A small product takes less time than such a call, so the
-// operations of the backend are METH_FASTCALL functions (`method`): checking their arrays costs a few hundred
-// nanoseconds. Both kinds raise Python errors as C++ exceptions. Include this instead of <numpy/arrayobject.h>.
+// nanobind's signatures suit long calls. A small product takes less time than such a call, so the operations of the
+// backend are METH_FASTCALL functions (`method`): checking their arrays costs a few hundred nanoseconds. Both kinds
+// raise Python errors as C++ exceptions. Include this instead of <numpy/arrayobject.h>.
 #pragma once
 
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
@@ -23,7 +23,7 @@
 
 namespace tw {
 
-// Fills NumPy's table of functions, which all binding files share; called once by the module's initialiser.
+// Loads NumPy's C API, which all binding files share. Called once, when the module is initialized.
 void import_numpy();
 
 // --- errors ---
@@ -51,11 +51,12 @@ inline void check(bool valid, const char* sentence) {
 
 struct Call {
   PyObject* self;
-  PyObject* const* args;  // by position, then by name
-  Py_ssize_t count;       // by position
-  PyObject* keywords;     // names, or null
+  PyObject* const* args;  // positional arguments, then keyword arguments
+  Py_ssize_t count;       // number of positional arguments
+  PyObject* keywords;     // tuple of names, or null
 };
 
+// The C entry point of a function: turns exceptions into Python errors.
 template <nb::object (*function)(const Call&)>
 PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   try {
@@ -78,17 +79,17 @@ inline void add_functions(nb::module_& m, PyMethodDef* methods) {
   if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw nb::python_error();
 }
 
-// The parameters of one function. Make one static instance: names are interned once, so that a keyword of a call, which
-// is interned too, is found by its address.
+// The parameters of one function. Use one static instance: names are interned once, so that the keyword of a call,
+// which is interned too, is found by comparing addresses.
 class Parameters {
  public:
-  static constexpr int kMost = 12;
+  static constexpr int kMost = 12;  // chosen: most parameters of a function
   using Values = std::array<PyObject*, kMost>;
   Parameters(const char* function, std::initializer_list<const char*> names, int required);
 
-  // The arguments in the order of the names; null: not given.
+  // Returns the arguments in the order of the names; null if one was not passed.
   Values read(const Call& call) const;
-  int find(PyObject* keyword) const;  // its index, or -1 if there is no such parameter
+  int find(PyObject* keyword) const;  // index of a parameter, or -1
 
  private:
   const char* function_;
@@ -103,13 +104,14 @@ inline bool equals(PyObject* object, const char* text) {
 }
 
 int read_activation(PyObject* object);  // the index of its name among None, 'relu' and 'gelu'
-int64_t read_size(PyObject* object, int64_t low, const char* name);                           // at least `low`
-void read_sizes(PyObject* object, int count, int64_t low, const char* name, int64_t* sizes);  // a tuple of them
+int64_t read_size(PyObject* object, int64_t low, const char* name);  // at least `low`
+void read_sizes(PyObject* object, int count, int64_t low, const char* name,
+                int64_t* sizes);  // a tuple of `count` sizes
 
-// An attribute of a tile, which must be a whole number. `name`: a str.
+// Reads an attribute of a tile, which must be a whole number. `name` is a str.
 int64_t tile_attribute(PyObject* tile, PyObject* name, const char* type);
 
-// Calls f, without the GIL if there is enough to do for another Python thread to profit. f must not touch objects.
+// Calls f, without the GIL if the work is long enough for another Python thread to profit. f must not touch objects.
 template <class F>
 void without_gil(bool worth_it, F&& f) {
   struct Release {
@@ -124,7 +126,7 @@ void without_gil(bool worth_it, F&& f) {
 
 // --- arrays ---
 
-// NumPy's number of an element type.
+// NumPy's type number of an element type.
 template <class T>
 constexpr int numpy_type() {
   return std::is_same_v<T, float>      ? NPY_FLOAT32
@@ -138,7 +140,7 @@ constexpr int numpy_type() {
 
 inline PyArrayObject* as_array(nb::handle object) { return reinterpret_cast<PyArrayObject*>(object.ptr()); }
 
-// A float32 array of native byte order, aligned, in C order; null for anything else.
+// Returns the object if it is a C-contiguous, aligned float32 array of native byte order; else null.
 inline PyArrayObject* as_float_array(nb::handle object) {
   if (!PyArray_Check(object.ptr())) return nullptr;
   PyArrayObject* array = as_array(object);
@@ -154,7 +156,7 @@ T* data(nb::handle array) {
   return static_cast<T*>(PyArray_DATA(as_array(array)));
 }
 
-// A C-contiguous array that is used where it is.
+// A C-contiguous array that is read in place.
 template <class T>
 struct ArrayView {
   PyArrayObject* array;
@@ -164,6 +166,7 @@ struct ArrayView {
   int64_t size() const { return PyArray_SIZE(array); }
 };
 
+// Returns the object as an array; refuses anything but a C-contiguous one of this type and number of dimensions.
 PyArrayObject* checked(nb::handle object, int type, int ndim, const char* name);
 
 template <class T>
@@ -172,7 +175,7 @@ ArrayView<T> view_of(nb::handle object, int ndim, const char* name) {
   return {array, static_cast<T*>(PyArray_DATA(array))};
 }
 
-// An input of an operation: an array, copied into C order where it is not.
+// An input of an operation: an array of any strides, copied if it is not C-contiguous.
 class Input {
  public:
   Input(PyObject* object, const char* name, int ndim = -1, int type = NPY_FLOAT32);  // ndim -1: any
@@ -224,7 +227,7 @@ int64_t last_size(const Array& x) {
 
 // --- results ---
 
-// An uninitialised array; a large one takes its memory from the pool (array_pool.h).
+// Returns an uninitialized array; a large one takes its memory from the pool (array_pool.h).
 nb::object allocate_array(int ndim, const npy_intp* shape, int type);
 
 template <class T>

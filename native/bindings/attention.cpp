@@ -1,6 +1,6 @@
-// Attention from Python. Arrays of (B, H, T, D) are read in place whatever the distances between examples, heads and
-// rows; only rows that are not contiguous are copied. Results are laid out (B, T, H, D) and handed back as their
-// (B, H, T, D) view, so that joining the heads afterwards costs nothing.
+// Python bindings of attention. Arrays (B, H, T, D) are read in place, whatever the strides between examples, heads and
+// rows; only rows that are not contiguous are copied. Results are stored as (B, T, H, D) and returned as their (B, H,
+// T, D) view, so that concatenating the heads afterwards costs nothing.
 #include "common/attention_ops.h"
 
 #include <cmath>
@@ -47,7 +47,7 @@ BatchRowsOut rows_out(nb::handle object) {
   return {{data<float>(object), stride(2)}, {stride(0), stride(1)}};
 }
 
-// (B, T, H, D) in memory, seen as (B, H, T, D).
+// Returns a new array, (B, T, H, D) in memory, as its (B, H, T, D) view.
 nb::object new_heads(npy_intp b, npy_intp h, npy_intp t, npy_intp d) {
   const NewArray<float> array = new_array({b, t, h, d});
   PyObject* view = PyArray_SwapAxes(as_array(array.object), 1, 2);
@@ -55,7 +55,7 @@ nb::object new_heads(npy_intp b, npy_intp h, npy_intp t, npy_intp d) {
   return nb::steal(view);
 }
 
-// The mask has been broadcast to (B, H, T, S) by the caller; None for no mask.
+// Reads a mask that the caller has broadcast to (B, H, T, S), or None.
 void read_mask(PyObject* object, AttentionBatch& p) {
   p.first.mask_kind = MaskKind::none;
   p.first.mask = nullptr;
@@ -107,7 +107,7 @@ nb::object attention_call(const Call& call) {
   return nb::make_tuple(out, logsumexp.object);
 }
 
-// The arrays of `into`, checked, or new ones: gradients of q, k and v.
+// Returns the arrays for the gradients of q, k and v: those of `into`, checked, or new ones.
 nb::object gradient_arrays(PyObject* into, const HeadsInput* const (&like)[3]) {
   nb::object arrays[3];
   for (int i = 0; i < 3; ++i) {

@@ -1,5 +1,5 @@
-// What the binding files share. The boundary's promise: a kernel never touches memory it was not given. Shapes, dtypes,
-// contiguity and writability are checked here, before the GIL is released, and a violation raises ValueError or
+// Shared by the binding files. Bindings guarantee that a kernel never touches memory outside its arguments. Shapes,
+// dtypes, contiguity and writability are checked here, before the GIL is released; a violation raises ValueError or
 // TypeError with one sentence.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Weights in quantized blocks, seen from Python: made of the bytes of a GGUF file, of four-bit codes or of floats, and
-// multiplied by rows of floats.
+// Python bindings of weights in quantized blocks: made from the bytes of a GGUF file, from four-bit codes or from
+// floats, and multiplied by rows of floats.
 #include <limits>
 
 #include "bindings/arrays.h"
@@ -16,7 +16,7 @@ void check_size(int64_t outputs, int64_t inputs) {
         "the weights have too many elements, or none");
 }
 
-// The format of `bytes`, after checking that they are as many as the shape needs.
+// Returns the format, after checking that `bytes` has the size that this shape needs.
 const BlockFormat& checked_format(int code, const ArrayView<uint8_t>& bytes, int64_t outputs, int64_t inputs) {
   const BlockFormat* format = block_format(code);
   check(format != nullptr, "this format of blocks is not supported");
@@ -82,7 +82,7 @@ nb::tuple unpack(const BlockMatrix& weights) {
   return nb::make_tuple(codes.object, scales.object, minimums.object, row_scales.object);
 }
 
-// The rows of a matrix or an embedding at the given indices as float32 (n, columns).
+// Returns the rows of a matrix or an embedding at the given indices as float32 (n, columns).
 template <class Matrix>
 nb::object rows_at(const Matrix& matrix, nb::handle indices, int64_t rows, int64_t columns) {
   const auto ids = view_of<int64_t>(indices, 1, "indices");
@@ -99,7 +99,7 @@ void make_rows(BlockRows* self, int code, nb::handle bytes, int64_t rows, int64_
   new (self) BlockRows{checked_format(code, raw, rows, columns), raw.data, rows, columns};
 }
 
-// x (n, k) float32 to int8 (n, blocks * 32), scales and sums (n, blocks) of the int8 values.
+// Quantizes x (n, k) float32 to int8 (n, blocks * 32), with scales and sums of the int8 values (n, blocks).
 nb::tuple quantize_blocks(nb::handle x) {
   const auto rows = view_of<float>(x, 2, "x");
   const int64_t n = rows.dim(0), k = rows.dim(1), blocks = (k + 2 * kBlock - 1) / (2 * kBlock) * 2;

@@ -1,5 +1,5 @@
-// Convolution from Python, with the signatures of the backend's operations. A small layer takes a few microseconds, so
-// its call must be cheap. Shapes are checked against each other here.
+// Python bindings of convolution, with the signatures of the backend's operations. A small layer takes a few
+// microseconds, so its call must be cheap. Shapes are checked against each other here.
 #include "common/convolution.h"
 
 #include <optional>
@@ -12,8 +12,8 @@
 namespace tw {
 namespace {
 
-// Below this many multiply-adds a call is shorter than handing the GIL over and back.
-constexpr int64_t kMinWorkForGilRelease = 20000;
+// With fewer multiply-adds a call takes less time than releasing and acquiring the GIL.
+constexpr int64_t kMinWorkForGilRelease = 20000;  // chosen
 
 // The padding of a convolution: one number per axis, or top, left, bottom, right.
 struct Padding {
@@ -82,7 +82,7 @@ ConvConfig read_fields(PyObject* tile) {
   return config;
 }
 
-// The configuration of a ConvTile, which must be possible for this shape; None: the default.
+// Reads a ConvTile, which must be feasible for this shape; None means the default.
 ConvConfig read_tile(PyObject* tile, const ConvShape& s) {
   if (!is_given(tile)) return {};
   const ConvConfig config = read_fields(tile);
@@ -194,7 +194,7 @@ nb::object grad_weight(const Call& call) {
   return run_into(s, {w[0], w[1], w[2], w[3]}, [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
 }
 
-// (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups), the shape of a convolution for tiles.
+// Reads the shape of a convolution as tiles have it: (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups).
 ConvShape read_shape(PyObject* object) {
   int64_t v[12];
   read_sizes(object, 12, 0, "the shape of a convolution", v);
@@ -220,7 +220,7 @@ nb::object default_tile(const Call& call) {
   return nb::make_tuple(algorithm_name(c.algorithm), c.mr, c.nr, c.block, c.channels, c.split);
 }
 
-// Why conv2d refuses this tile for this shape, or None.
+// Returns why conv2d refuses this tile for this shape, or None.
 nb::object tile_problem(const Call& call) {
   static const Parameters parameters("conv_tile_problem", {"tile", "shape"}, 2);
   const auto v = parameters.read(call);

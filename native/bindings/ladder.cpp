@@ -1,4 +1,4 @@
-// The ladder's lower rungs, seen from Python: two C-contiguous float32 matrices in, a new one out.
+// Python bindings of the ladder's lower rungs: two C-contiguous float32 matrices in, a new one out.
 #include "common/ladder.h"
 
 #include "bindings/arrays.h"

@@ -1,4 +1,4 @@
-// The heap watch, seen from Python, and Python's own allocators wrapped so that objects count one by one.
+// Python bindings of the heap watch. Python's own allocators are wrapped so that objects count one by one.
 #include "bindings/bindings.h"
 #include "common/alloc.h"
 #include "common/heap_watch.h"
@@ -8,7 +8,7 @@ namespace {
 
 using heap_watch::Inner;
 
-// Raw, memory and object domain; `inner[d]` is what was installed before us.
+// The allocators of the raw, memory and object domains that were installed before ours.
 PyMemAllocatorEx inner[3];
 bool wrapped = false;
 

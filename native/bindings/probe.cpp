@@ -1,5 +1,5 @@
-// The probes, seen from Python. Each runs on all of the pool's threads, over equal shares, `rounds` times without
-// coming back to Python, so that what is timed is the memory or the vector units and not the call.
+// Python bindings of the probes. Each runs on all threads of the pool, over equal shares, `rounds` times without
+// returning to Python, so that the memory or the vector units are timed and not the call.
 #include "kernels/probe.h"
 
 #include "bindings/bindings.h"
@@ -8,7 +8,7 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 1024;  // chosen: the limit of set_num_threads
 
 void check_rounds(int64_t rounds) {
   if (rounds < 1) throw nb::value_error("rounds must be positive");

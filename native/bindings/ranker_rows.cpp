@@ -18,7 +18,7 @@ bool strictly_rising(const Longs& starts, int64_t last) {
   return true;
 }
 
-// Configurations are a dense (K, C, D) array; the columns before `skip_columns` are not read.
+// Checks all arrays. Configurations are a dense (K, C, D) array, whose first `skip_columns` columns are not read.
 RankerRows checked_rows(const FloatArray& configs, int64_t skip_columns, const FloatArray& first_weight,
                         const FloatArray& first_bias, const Longs& first_node, const FloatArray& keys,
                         const FloatArray& key_bias, const FloatArray& values, const Arrays& block_weights,

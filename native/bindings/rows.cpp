@@ -1,4 +1,5 @@
-// Activations, softmax and the sums of training. A float32 input in another order is copied into C order first.
+// Python bindings of activations, softmax and the sums of training. A float32 input in another order is first copied to
+// C order.
 #include "common/row_ops.h"
 
 #include "bindings/arrays.h"
@@ -6,7 +7,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 8192;  // elements; below, giving the GIL away costs more than the kernel
+constexpr int64_t kMinWorkForGilRelease = 8192;  // chosen: elements; for fewer, releasing the GIL takes longer
 
 void expect_arrays(const Call& call, Py_ssize_t count) {
   if (call.count != count || call.keywords != nullptr)
@@ -81,7 +82,7 @@ nb::object sum_of_squares_call(const Call& call) {
   return nb::float_(total);
 }
 
-// Why the native row kernels cannot take these arguments, or None: every array must be float32.
+// Returns why the native row kernels cannot process these arguments, or None: every array must be float32.
 nb::object why_not_float32(const Call& call) {
   const Py_ssize_t total = call.count + (call.keywords ? PyTuple_GET_SIZE(call.keywords) : 0);
   for (Py_ssize_t i = 0; i < total; ++i) {

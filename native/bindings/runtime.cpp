@@ -1,4 +1,4 @@
-// Instruction set, thread count and the machine, seen from Python.
+// Python bindings of the instruction set, the number of threads and the machine.
 #include "bindings/bindings.h"
 #include "common/isa.h"
 #include "common/machine.h"
@@ -50,7 +50,7 @@ void bind_runtime(nb::module_& m) {
   m.def("set_num_threads", set_threads);
   m.def("batch_invariant", batch_invariant);
   m.def("set_batch_invariant", set_batch_invariant);
-  machine();  // read now: a caller may later keep to fewer cores for a while
+  machine();  // read now: a caller may later restrict the process to fewer cores for a while
   m.def("cache_sizes", caches);
   m.def("l3_share", [] { return cache_sizes().l3_share; });
   m.def("cores", [] { return machine().cores; });

@@ -1,4 +1,4 @@
-// Sparse weights, seen from Python: packed from a dense float32 array, applied to float32 activations.
+// Python bindings of sparse weights: packed from a dense array, applied to float32 activations.
 #include "bindings/sparse_weights.h"
 
 #include "common/sparse_int8.h"
@@ -23,7 +23,7 @@ class SparseInt8Weights {
     return out.object;
   }
 
-  // float32 (..., columns) to float32 (..., rows). None where x is not what the kernels take.
+  // float32 (..., columns) to float32 (..., rows); None if the kernels do not support x.
   nb::object multiply(nb::handle x, bool relu) const {
     return rows_times(matrix_, x, [&](const float* in, int64_t batch, float* out) {
       matrix_.linear(in, batch, scale_.data(), bias_.data(), relu, out);

@@ -1,4 +1,4 @@
-// Sparse float32 weights of one layer, seen from Python; the decoder reads them too.
+// Python bindings of the sparse float32 weights of one layer, which the decoder reads too.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tw {
 
-constexpr int64_t kMinWorkForGilRelease = 100000;  // multiply-adds
+constexpr int64_t kMinWorkForGilRelease = 100000;  // chosen: multiply-adds
 
 // Maps x (..., columns) to (..., rows) with `product(in, batch, out)`; None if the kernels do not support x.
 template <class Matrix, class Product>
@@ -43,22 +43,22 @@ nb::object dense_of(const Matrix& matrix) {
   return out.object;
 }
 
-// The weights of one layer; the product is called with nothing but the activations, so that a call costs little.
+// The weights and bias of one layer. The product takes only the activations, so that a call costs little.
 class SparseWeights {
  public:
   SparseWeights(nb::handle dense, nb::handle bias) : matrix_(packed(dense)) {
     if (!bias.is_none()) bias_ = copy_of_rows(bias, matrix_.rows(), "bias");
   }
 
-  // x (..., columns) to (..., rows). None where x is not what the kernels take, so that the caller converts it.
+  // x (..., columns) to (..., rows); None if the kernels do not support x, so that the caller converts it.
   nb::object multiply(nb::handle x, bool relu) const {
     return rows_times(matrix_, x, [&](const float* in, int64_t batch, float* out) {
       matrix_.times_rows(in, matrix_.columns(), batch, {bias_.data(), relu}, out, matrix_.rows());
     });
   }
 
-  // x (N, C, H, W) to (N, H', W', rows), the weights being (rows, C * kernel height * kernel width). None where x is
-  // not a C-contiguous float32 array of four dimensions.
+  // x (N, C, H, W) to (N, H', W', rows), for weights (rows, C * filter height * filter width). None if x is not a
+  // C-contiguous float32 array of four dimensions.
   nb::object convolve(nb::handle x, int kernel_height, int kernel_width, int stride_y, int stride_x, int pad_y,
                       int pad_x, bool relu) const {
     PyArrayObject* in = as_float_array(x);

@@ -39,7 +39,7 @@ TileTable::TileTable(nb::object ask, int64_t least_work, int64_t calls_before_as
 }
 
 nb::object TileTable::ask_chooser(const char* op, const nb::tuple& shape, const char* layout) {
-  if (!ask.is_valid()) return nb::none();  // taken apart by the garbage collector
+  if (!ask.is_valid()) return nb::none();  // cleared by the garbage collector
   return nb::object(ask)(op, shape, "float32", layout);
 }
 

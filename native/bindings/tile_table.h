@@ -1,8 +1,7 @@
-// A tile chooser's answers beside the kernels: a Python object whose methods `matmul` and `conv2d` are the compiled
-// functions themselves, with tiles looked up on the way. The chooser, a Python function, is asked once a shape, and
-// only when the shape has earned it: when as many multiplications were done in it as `calls_before_asking` says.
-// Integer products are handed the table by their layers and plans; they find what was kept for them, and nobody is
-// asked.
+// A cache of a tile chooser's answers: a Python object whose methods `matmul` and `conv2d` are the compiled functions
+// with a tile lookup. The chooser, a Python function, is asked once per shape, and only after `calls_before_asking`
+// multiplications were done in that shape. Integer layers and graphs receive the table and use the tiles that were
+// stored for them; they never ask.
 #pragma once
 
 #include <memory>
@@ -28,26 +27,26 @@ struct TileTable {
   nb::object ask_chooser(const char* op, const nb::tuple& shape, const char* layout);
 
   nb::object ask;
-  int64_t least_work;  // of a product; smaller ones are not looked up
+  int64_t least_work;  // multiplications of a product; smaller ones are not looked up
   int64_t calls_before_asking;
   ProductTable products;
   ConvTable convolutions;
-  std::unique_ptr<Int8Table> int8_products;  // null until one is kept
+  std::unique_ptr<Int8Table> int8_products;  // null until a tile is stored
 };
 
 inline TileTable& table_of(PyObject* self) { return *nb::inst_ptr<TileTable>(self); }
 
-// Products smaller than this many multiplications are over before a better tile could save anything.
-constexpr int64_t kTinyProduct = 50000;
+// Products with fewer multiplications are too short for a better tile to save anything.
+constexpr int64_t kTinyProduct = 50000;  // chosen
 
-// Packs the settings that a choice depends on besides the shape into one number of its key.
+// Packs the settings on which a choice depends, besides the shape, into one number of its key.
 inline int64_t tile_setting(int threads, int layout = 0) {
   return threads | static_cast<int64_t>(active_isa()) << 16 | static_cast<int64_t>(layout) << 24;
 }
 
-// Returns whether there is a tile for a shape: the cached choice, or that of `ask`, which writes the tile and returns
-// false for the default. `ask` may run Python, and with it other threads and other calls into this table, so no entry
-// is referenced across the call.
+// Returns whether there is a tile for a shape: the cached choice, or the answer of `ask`, which writes the tile and
+// returns false for the default. `ask` may run Python, and with it other threads and other calls into this table, so no
+// reference to an entry is used across the call.
 template <class Table, class Tile, class Ask>
 bool look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t calls_before_asking, Tile* tile,
              Ask&& ask) {
@@ -68,7 +67,7 @@ bool look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t
   return has_tile;
 }
 
-// Pins a choice. Where all places of a shape are taken by others that were kept, it is asked for when it is met.
+// Stores and pins a choice. If all ways of its set are pinned by others, the chooser will be asked instead.
 template <class Table, class Tile>
 void keep(Table& table, const typename Table::Key& key, bool has_tile, const Tile& tile) {
   auto* entry = table.find_or_make(key);

@@ -1,12 +1,12 @@
-// Memory of the native library, counted. Workspaces, packed panels and converted weights are taken from here, so that a
+// Counted memory of the native library. Workspaces, packed panels and converted weights are allocated here, so that a
 // memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register);
-// large ones ask the system for large pages.
+// large blocks ask the system for large pages.
 //
 //   Buffer<float> panel(rows * columns);   // frees itself; panel.data(), panel.size(), panel[i]
-//   Buffer<float> kept; kept.grow(n);      // a workspace that is kept: contents are lost when it has to grow
+//   Buffer<float> work; work.grow(n);      // a workspace for several calls: growing it loses its contents
 //
-// Not for kernel files (they are compiled once per instruction set and use no templates): allocate in the binding or
-// driver and hand the kernel a pointer.
+// Not for kernel files, which are compiled once per instruction set and use no templates: allocate in the binding or
+// driver and pass a pointer to the kernel.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ namespace tw {
 void* counted_alloc(std::size_t bytes);  // 64-byte aligned; throws std::bad_alloc; counted_alloc(0) is a null pointer
 void counted_free(void* block, std::size_t bytes) noexcept;
 
-// Asks for pages of 2 MiB under memory that is filled and will be read many times. Advice given before the first touch
-// does nothing for a block that the allocator had used before: its small pages stay. True when the system says all are
-// large.
+// Asks the system to move memory that has been filled, and will be read many times, to pages of 2 MiB. (Advice given
+// before the first touch does nothing for a block that the allocator had used before: its small pages stay.) Returns
+// whether all of it is on large pages now.
 bool settle_on_large_pages(const void* begin, std::size_t bytes) noexcept;
 
-int64_t memory_in_use();   // bytes held by the native library now
-int64_t memory_peak();     // the most it held since reset_memory_peak
-void reset_memory_peak();  // the peak starts again from what is held now
+int64_t memory_in_use();   // bytes allocated now
+int64_t memory_peak();     // most bytes allocated at once since reset_memory_peak
+void reset_memory_peak();  // starts the peak again from memory_in_use()
 
 template <class T>
 class Buffer {
@@ -48,7 +48,7 @@ class Buffer {
   T& operator[](std::size_t i) { return data_[i]; }
   const T& operator[](std::size_t i) const { return data_[i]; }
 
-  // At least `count` elements; keeps the block when it is large enough. Returns data().
+  // Makes room for at least `count` elements, whose contents are lost if the block has to grow. Returns data().
   T* grow(std::size_t count) {
     if (count > size_) {
       *this = Buffer();  // free first: the peak of a growing workspace is its new size, not old and new together

@@ -13,7 +13,7 @@ struct HeadStrides {
   int64_t batch, head;
 };
 
-// `first` describes head 0 of example 0; the others follow at the given distances.
+// `first` is head 0 of example 0; the other heads follow at these distances.
 struct AttentionBatch {
   int64_t batch, heads;
   AttentionHead first;

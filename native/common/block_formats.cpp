@@ -57,6 +57,7 @@ void row_values(const BlockFormat& format, const uint8_t* row, int64_t n, float*
   }
 }
 
+// Converts float16 to float32 in portable code (kernels/half.h has the fast one).
 float half_value(uint16_t half) {
   const int exponent = half >> 10 & 31, mantissa = half & 0x3ff;
   if (exponent == 31) return mantissa != 0 ? NAN : half & 0x8000 ? -INFINITY : INFINITY;
@@ -65,6 +66,7 @@ float half_value(uint16_t half) {
   return half & 0x8000 ? -size : size;
 }
 
+// Rounds a float32 to float16, ties to even.
 uint16_t half_bits(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float size = std::fabs(value);

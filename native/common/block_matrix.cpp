@@ -29,8 +29,8 @@ bool has_bfloat16_dot() {
 #endif
 }
 
-// A power of two per row, so that its largest weight is between 2^12 and 2^13: no scale is out of a float16's range. 0
-// if a weight is NaN or infinite.
+// Returns the power of two by which a row is divided so that its largest weight is between 2^12 and 2^13 and no scale
+// is out of float16's range; 0 if a weight is NaN or infinite.
 float row_exponent_scale(const float* weight, int64_t n) {
   float largest = 0.0f;
   for (int64_t i = 0; i < n; ++i) {
@@ -130,7 +130,7 @@ BlockMatrix::BlockMatrix(int code, const uint8_t* data, int64_t outputs, int64_t
     for (int64_t panel = panels * task / tasks; panel < panels * (task + 1) / tasks; ++panel) {
       const int columns = static_cast<int>(std::min<int64_t>(kBlockPanel, outputs - panel * kBlockPanel));
       uint8_t* to = packed_.get() + panel * panel_bytes;
-      // Only columns and blocks that do not exist keep zeros.
+      // Columns and blocks past the last must be zeros.
       if (columns < kBlockPanel || inputs % (kBlock * packing().unit_blocks()) != 0) std::memset(to, 0, panel_bytes);
       if (!pack(data + panel * kBlockPanel * row_bytes, row_bytes, columns, inputs / kBlock, to)) finite = false;
     }
@@ -177,7 +177,7 @@ BlockMatrix::BlockMatrix(const float* weight, int64_t outputs, int64_t inputs, W
       if (unit == 0.0f) finite = false;
       const BlockRowsInt8 row = scratch.quantize(from, 1, inputs, packing());
       for (int64_t b = 0; unit > 0.0f && b * kBlock < inputs; ++b) {
-        uint8_t block[34];  // as a file has it
+        uint8_t block[34];  // as a file stores it
         const uint16_t scale = half_bits(row.scale[b] / unit);
         std::memcpy(block, &scale, 2);
         std::memcpy(block + 2, row.values + b * kBlock, kBlock);
@@ -245,7 +245,7 @@ bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, B
   p.y = y;
   p.y_row = y_row;
   const int64_t panels = round_up(outputs_, kBlockPanel) / kBlockPanel;
-  // As for int8 (int8_driver.cpp): a few rows wait for their weights and share the waiting sooner.
+  // As for int8 (int8_driver.cpp): a few rows are bound by memory and profit from a second thread earlier.
   const int tasks = threads_for(panels, rows * outputs_ * inputs_, rows <= 4 ? 1 << 18 : 1 << 20);
   const auto multiply = active_block_dot().rows[format_.packing];
   if (tasks == 1) return multiply(p, 0, rows, 0, panels), true;
@@ -253,7 +253,7 @@ bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, B
   return true;
 }
 
-// A few rows are multiplied with the weights as they are loaded. More rows share panels of converted weights.
+// A few rows are multiplied by the weights as they are loaded. More rows share panels of converted weights.
 void BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const {
   const auto& kernels = active_half_dot();
   auto kind = format_.code == kF16 ? HalfKind::float16 : HalfKind::bfloat16;
@@ -264,7 +264,7 @@ void BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y
     x = scratch.round_pairs(x, rows, inputs_);
   }
   const auto* weights = reinterpret_cast<const uint16_t*>(data_);
-  const int64_t few_rows = kind == HalfKind::bfloat16_pairs ? 12 : 48;  // where panels become faster (Zen 4)
+  const int64_t few_rows = kind == HalfKind::bfloat16_pairs ? 12 : 48;  // chosen: with more, panels are faster (Zen 4)
   if (rows <= few_rows || batch_invariant()) {
     const int tasks = threads_for(outputs_ / 16 + 1, rows * outputs_ * inputs_, 1 << 17);
     return parallel_for(tasks, [&](int task) {

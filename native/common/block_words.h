@@ -1,6 +1,6 @@
-// One block of 32 weights of a GGUF file in the words that the packed layout of kernels/block_dot.h is made of.
-// Layouts: ggml-common.h and ggml-quants.c of llama.cpp. Always inlined, so that kernel files may use it: with a
-// constant packing the compiler makes one straight line of code of a format.
+// One block of 32 weights of a GGUF file, as the 32-bit words of which the packed layout of kernels/block_dot.h
+// consists. Layouts of the file: ggml-common.h and ggml-quants.c of llama.cpp. Always inlined, so that kernel files may
+// use it: for a constant packing the compiler makes straight-line code for one format.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace tw {
 
-// One block of 32 weights as four values per word, the first in the lowest byte.
+// A block of 32 weights. Each word has the codes of four values, the first in the lowest byte.
 struct BlockWords {
   uint32_t low[8];      // 4 to 6 bits: word g has values 4 g ... in its low halves, 16 + 4 g ... in its high halves;
                         // 8 bits: words of the values 0, 16, 4, 20, ... on
-  uint32_t plane[2];    // the bits above four, as kernels/block_dot.h has them
-  uint16_t scale;       // float16: of the block, or shared by 8 blocks
-  uint16_t minimum;     // likewise
-  uint8_t multiple[2];  // of the shared numbers: scale and minimum, or the scales of both halves
+  uint32_t plane[2];    // the bits above four, in the order of kernels/block_dot.h
+  uint16_t scale;       // float16, of the block or shared by 8 blocks
+  uint16_t minimum;     // float16, likewise
+  uint8_t multiple[2];  // factors of shared numbers: of scale and minimum, or of the scales of both halves
 };
 
-constexpr uint32_t kNibbles = 0x0f0f0f0fu;  // definition
+constexpr uint32_t kNibbles = 0x0f0f0f0fu;  // definition: mask of the low half of every byte
 
 template <class T>
 TW_BLOCK_INLINE T load_as(const void* from) {
@@ -31,10 +31,10 @@ TW_BLOCK_INLINE T load_as(const void* from) {
   return value;
 }
 
-// Four bits a value, the first 16 values in the low halves: the packed layout's own order.
+// Codes of four bits, the first 16 values in the low halves of 16 bytes: already the packed layout's order.
 TW_BLOCK_INLINE void copy_nibbles(const uint8_t* codes, BlockWords& words) { std::memcpy(words.low, codes, 16); }
 
-// 32 bits, one a value, to one byte per i = 0 ... 3 whose bit g belongs to value 4 g + i.
+// Converts one bit per value to a plane: byte i = 0 ... 3, whose bit g belongs to value 4 g + i.
 TW_BLOCK_INLINE uint32_t plane_of_bits(uint32_t bits) {
   uint32_t plane = 0;
   for (int i = 0; i < 4; ++i) {
@@ -58,7 +58,7 @@ TW_BLOCK_INLINE void group_multiples(const uint8_t* packed, int b, uint8_t* mult
   }
 }
 
-// 32 bytes with a code each in their low (shift 0) or high halves.
+// Gathers the codes of 32 bytes, which are in their low (shift 0) or high (shift 4) halves.
 TW_BLOCK_INLINE void gather_nibbles(const uint8_t* codes, int shift, BlockWords& words) {
   for (int g = 0; g < 4; ++g) {
     const uint32_t first = load_as<uint32_t>(codes + 4 * g) >> shift & kNibbles;
@@ -67,7 +67,8 @@ TW_BLOCK_INLINE void gather_nibbles(const uint8_t* codes, int shift, BlockWords&
   }
 }
 
-// super: scale, minimum, 12 bytes of multiples, (Q5_K: 32 bytes of fifth bits,) 128 bytes of codes.
+// Block b of a superblock of Q4_K or Q5_K: scale, minimum, 12 bytes of multiples, (Q5_K: 32 bytes of fifth bits,) 128
+// bytes of codes.
 TW_BLOCK_INLINE void words_of_k(const uint8_t* super, int b, bool five_bits, BlockWords& words) {
   words.scale = load_as<uint16_t>(super);
   words.minimum = load_as<uint16_t>(super + 2);
@@ -77,7 +78,8 @@ TW_BLOCK_INLINE void words_of_k(const uint8_t* super, int b, bool five_bits, Blo
   for (int g = 0; g < 8; ++g) words.plane[0] |= (load_as<uint32_t>(super + 16 + 4 * g) >> b & 0x01010101u) << g;
 }
 
-// super: 128 bytes of low halves, 64 of upper pairs of bits, 16 scales, one scale. Four blocks share 64 and 32 bytes.
+// Block b of a superblock of Q6_K: 128 bytes of low four bits, 64 bytes of upper two bits, 16 scales, one shared scale.
+// Four blocks share 64 and 32 bytes.
 TW_BLOCK_INLINE void words_of_q6_k(const uint8_t* super, int b, BlockWords& words) {
   const int quarter = b % 4;
   words.scale = load_as<uint16_t>(super + 208);
@@ -89,7 +91,7 @@ TW_BLOCK_INLINE void words_of_q6_k(const uint8_t* super, int b, BlockWords& word
   }
 }
 
-// Blocks of 32: scale, (minimum,) (fifth bits,) codes.
+// A block of 32 values: scale, (minimum,) (fifth bits,) codes.
 TW_BLOCK_INLINE void words_of_32(const BlockPacking& packing, const uint8_t* block, BlockWords& words) {
   words.scale = load_as<uint16_t>(block);
   block += 2;
@@ -108,7 +110,7 @@ TW_BLOCK_INLINE void words_of_32(const BlockPacking& packing, const uint8_t* blo
   copy_nibbles(block, words);
 }
 
-// Block `b` of 32 of a row of blocks as they are stored in the file.
+// Reads block `b` (of 32 values) of a row, as the file stores it.
 TW_BLOCK_INLINE BlockWords block_words(const BlockPacking& packing, const uint8_t* row, int64_t b) {
   BlockWords words = {};
   if (!packing.grouped()) {

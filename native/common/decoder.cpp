@@ -20,7 +20,7 @@ int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : k
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
 
-// Returns the first row of each run: rows of one sequence at consecutive positions.
+// Returns the first row of each run, and the number of rows. A run is rows of one sequence at consecutive positions.
 std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   std::vector<int64_t> starts;
   for (int64_t r = 0; r < count; ++r) {
@@ -32,7 +32,7 @@ std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   return starts;
 }
 
-// Cosines and sines of the angles by which the rows of a call are turned, (rows, rotations).
+// Cosines and sines of the angles by which RoPE rotates the rows of a call, (rows, rotations).
 struct RotaryTable {
   void fill(const std::vector<float>& frequencies, float magnitude, const Row* rows, int64_t count) {
     rotations = static_cast<int64_t>(frequencies.size());
@@ -51,6 +51,7 @@ struct RotaryTable {
   Buffer<float> cosines, sines;
 };
 
+// The memory of one call, with rows of the residual stream (x), normalized rows (h) and the results of each layer.
 struct Workspace {
   Workspace(const Decoder& d, const Row* batch, int64_t rows, int64_t longest, int threads)
       : x(rows * d.width),
@@ -65,14 +66,15 @@ struct Workspace {
         runs(runs_of(batch, rows)) {}
 
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments;
-  int64_t attention_floats;  // per thread: scores of one row, or what a block of rows needs
+  int64_t attention_floats;  // per thread: the scores of one row, or the workspace of a block of rows
   Buffer<float> attention;
-  Buffer<float> keys, values;         // of a layer as floats, (heads, positions, head width)
+  Buffer<float> keys, values;         // the cache of a layer as floats, (heads, positions, head width)
   RotaryTable angles, window_angles;  // of blocks without and with a window
   std::vector<int64_t> runs;          // of rows whose attention is computed together
   ProductScratch scratch;
 };
 
+// h = norm(x): RMS norm if it has no bias, else layer norm.
 void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t rows, Workspace& w) {
   if (norm.bias == nullptr) return active_rope_rmsnorm().rms_norm(x, norm.weight, d.eps, w.h.data(), rows, d.width);
   active_norm_kernels().layer_norm(x, norm.weight, norm.bias, d.eps, w.h.data(), w.moments.data(),
@@ -103,7 +105,7 @@ void normalize_and_rotate(const Decoder& d, const DecoderBlock& b, int64_t count
   }
 }
 
-// One head of one sequence in one layer.
+// The cache of one head of one sequence in one layer.
 struct HeadCache {
   char* keys;
   char* values;
@@ -127,7 +129,7 @@ CachedRows rows_from(const char* data, const float* scales, int64_t first, int64
 
 // Prefetches the first bytes of a block, as many as L1 holds besides the data in use.
 void fetch(const char* block, int64_t bytes) {
-  constexpr int64_t kMost = 16 << 10;
+  constexpr int64_t kMost = 16 << 10;  // chosen: bytes
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
 }
 
@@ -144,7 +146,7 @@ void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, con
 // Computes attention of the rows [first, end) one by one.
 void attend_each(const Decoder& d, const Row* rows, int64_t first, int64_t end, const DecoderCache& cache,
                  int64_t layer, int tasks, Workspace& w) {
-  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
+  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that share keys
   parallel_for(tasks, [&](int task) {
     for (int64_t p = first * d.heads + task; p < end * d.heads; p += tasks) {
       const int64_t r = p / d.heads, h = p % d.heads;
@@ -204,6 +206,7 @@ void attend_run(const Decoder& d, const Row* rows, int64_t first, int64_t end, c
   });
 }
 
+// Stores the keys and values of all rows in the cache, then computes attention, by runs of rows or row by row.
 void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
                  Workspace& w) {
   const int64_t head_width = d.head_width, row_width = qkv_width(d);
@@ -217,7 +220,7 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
       kernels.store(cache.kind, row + values_at, head_width, at.values, at.value_scales, rows[r].position);
     }
   }
-  constexpr int64_t kMinRunRows = 4;  // fewer do not pay for the conversion and transposition of the keys
+  constexpr int64_t kMinRunRows = 4;  // chosen: fewer rows do not repay converting and transposing the keys
   if (count <= cache.sequences || batch_invariant()) return attend_each(d, rows, 0, count, cache, layer, tasks, w);
   for (std::size_t i = 0; i + 1 < w.runs.size(); ++i) {
     const int64_t first = w.runs[i], end = w.runs[i + 1];
@@ -226,6 +229,7 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
   }
 }
 
+// x = the token embeddings, scaled, plus the position embeddings if there are any.
 void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
   for (int64_t r = 0; r < count; ++r) {
     float* x = w.x.data() + r * d.width;
@@ -310,7 +314,8 @@ std::vector<const DenseLayer*> Decoder::layers() const {
   return all;
 }
 
-// Weights that lie side by side are one range: a large page may hold the end of one and the beginning of the next.
+// Moves the weights to large pages. Adjacent weights are one range: a large page may hold the end of one and the
+// beginning of the next.
 bool Decoder::settle_weights() const {
   struct Range {
     const char *begin, *end;
@@ -323,7 +328,7 @@ bool Decoder::settle_weights() const {
     ranges.push_back({begin, begin + layer->bytes()});
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  constexpr int64_t kNear = 64 << 10;  // biases and norms lie between
+  constexpr int64_t kNear = 64 << 10;  // chosen: bytes; biases and norms are stored between
   bool all = true;
   for (std::size_t i = 0; i < ranges.size();) {
     Range range = ranges[i++];
@@ -368,7 +373,8 @@ bool Decoder::products() const {
   return ok;
 }
 
-// A step reads every weight for a few rows: whether a second thread makes that faster is the memory's affair.
+// A step of generation reads every weight for a few rows. Whether a second thread makes that faster depends on the
+// memory, so the number of threads is found by trial.
 bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows, int64_t output_count,
                   float* logits) const {
   if (count == 0) return true;
@@ -384,6 +390,8 @@ bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int
   return ok;
 }
 
+// The forward pass. Per block: norm, q k v, attention, residual; norm, feed-forward, residual. Then the final norm and
+// the head for the requested rows.
 bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows,
                        int64_t output_count, float* logits) const {
   int64_t longest = 0, work = 0;
@@ -391,7 +399,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     longest = std::max(longest, rows[r].position + 1);
     work += (rows[r].position + 1) * heads * head_width;
   }
-  constexpr int64_t kMinWorkPerThread = 1 << 15;
+  constexpr int64_t kMinWorkPerThread = 1 << 15;  // chosen: multiply-adds of attention
   const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kMinWorkPerThread)));
   Workspace w(*this, rows, count, longest, tasks);
   embed(*this, rows, count, w);

@@ -1,5 +1,5 @@
 // A convolution or linear layer on int16 activations (kernels/int16.h) of any geometry: groups, depthwise, dilation,
-// asymmetric padding. It produces int16, uint8, or float32 unless a stage is set.
+// asymmetric padding. The result is float32 unless an output stage is set, which makes it int16 or uint8.
 #pragma once
 
 #include "common/integer_layer.h"
@@ -8,12 +8,11 @@ namespace tw {
 
 class Int16Layer : public IntegerLayer {
  public:
-  // weights (columns, kh, kw, group_channels); offset and scale of length `columns`; bias of a float result likewise,
-  // or null
+  // weights (columns, kh, kw, group_channels); offset and scale (columns); bias (columns) of a float result, or null
   Int16Layer(const IntegerGeometry& geometry, const int16_t* weights, const int32_t* offset, const float* scale,
              const float* bias);
 
-  void set_bytes_read(int zero);  // depthwise only: x is uint8
+  void set_bytes_read(int zero);  // depthwise only: x is uint8 with this zero point
 
   bool reads_bytes() const { return bytes_zero_ >= 0; }
   int64_t nbytes() const;
@@ -30,7 +29,7 @@ class Int16Layer : public IntegerLayer {
   void run(const Int16Problem& problem) const;
 
   Buffer<int16_t> depthwise_weights_;
-  PackedPanels<int16_t> panels_;  // of other groups
+  PackedPanels<int16_t> panels_;  // if not depthwise
   int bytes_zero_ = -1;           // zero point of a uint8 input; -1: the input is int16
 };
 

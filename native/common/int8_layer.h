@@ -8,7 +8,7 @@ namespace tw {
 // A convolution or linear layer without groups and dilation, and with equal padding on opposite sides.
 class Int8Layer : public IntegerLayer {
  public:
-  // weights (columns, kh, kw, channels); offset, scale and bias of length `columns`; scale and bias may be null
+  // weights (columns, kh, kw, channels); offset, scale and bias (columns); scale and bias may be null
   Int8Layer(const IntegerGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
             const float* bias);
 
@@ -17,7 +17,7 @@ class Int8Layer : public IntegerLayer {
   int64_t nbytes() const { return panels_.size() + stage_bytes(); }
   void unpack(int8_t* weights) const { panels_.unpack(geometry_, weights); }  // inverse of packing
 
-  // The shape of the result without padding. A 1x1 filter accepts any pixel step.
+  // The shape of the result without padding. A 1x1 filter accepts any distance between pixels.
   Int8Image conv_shape(const Int8Image& in) const;
   // y has the shape conv_shape(in) plus padding, which is not written. `residual` may be null. `skip` and `out` count
   // elements.
@@ -42,20 +42,20 @@ class Int8Layer : public IntegerLayer {
 // A grouped, depthwise or dilated convolution, or one with asymmetric padding.
 class Int8GroupedLayer : public IntegerLayer {
  public:
-  // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers
+  // weights (columns, kh, kw, group_channels); offset and scale (columns)
   Int8GroupedLayer(const IntegerGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale);
 
   int64_t nbytes() const;
   void unpack(int8_t* weights) const;  // inverse of packing
 
   Int8Image conv_shape(const Int8Image& in) const { return geometry_.result(in, kInt8Group); }
-  // As Int8Layer::conv.
+  // Like Int8Layer::conv.
   void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
             uint8_t* y) const;
 
  private:
   Buffer<int32_t> depthwise_weights_;  // [tap][columns], whole panels
-  PackedPanels<int8_t> panels_;        // of other groups
+  PackedPanels<int8_t> panels_;        // if not depthwise
 };
 
 }  // namespace tw

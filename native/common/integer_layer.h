@@ -1,5 +1,5 @@
-// What integer layers share: images, geometry, packed weights, and the output stage. Layers hold the only copy of their
-// weights. Invalid shapes throw std::invalid_argument.
+// Shared by the integer layers: images, geometry, packed weights, and the output stage. A layer holds the only copy of
+// its weights. Invalid shapes throw std::invalid_argument.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ inline void require(bool holds, const char* sentence) {
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// A uint8 NHWC image with `padding` pixels of padding, filled with the zero point, on every side. Rows are images of
-// one pixel.
+// A batch of NHWC images with `padding` pixels of padding on every side, filled with the zero point. `pixel` is the
+// distance between pixels. Rows of a matrix are images of one pixel.
 struct Int8Image {
   int64_t images = 0, height = 1, width = 1, pixel = 0, padding = 0;
 
@@ -31,6 +31,7 @@ struct Int8Image {
   int64_t full_width() const { return width + 2 * padding; }
   int64_t row_step() const { return full_width() * pixel; }
   int64_t image_step() const { return full_height() * row_step(); }
+  // The offset of the first pixel inside the padding.
   int64_t inside() const { return padding * row_step() + padding * pixel; }
   PixelGrid grid() const { return {image_step(), row_step(), pixel}; }
   BytePlane plane() const { return {height, width, row_step(), pixel}; }
@@ -42,6 +43,7 @@ void fill_padding(const Int8Image& image, int zero, uint8_t* data);
 // The shape of a pooling result without padding. Throws if the window does not fit.
 Int8Image pooled_shape(const Int8Image& in, const PoolWindow& window);
 
+// The geometry of a convolution, or of a linear layer (one tap). `columns` are output channels.
 struct IntegerGeometry {
   int64_t columns = 0, group_channels = 0, groups = 1;
   int64_t top = 0, left = 0, bottom = 0, right = 0;  // padding
@@ -53,12 +55,12 @@ struct IntegerGeometry {
   int64_t reach_w() const { return (taps.kernel_w - 1) * taps.dilation_w + 1; }
   bool is_depthwise() const { return group_channels == 1 && columns == groups; }
   void check_groups() const;
-  // The shape of the result without padding for `in`, whose pixels hold whole groups of `group` channels.
+  // The shape of the result without padding, for `in` with pixels of whole groups of `group` channels.
   Int8Image result(const Int8Image& in, int64_t group) const;
 };
 
-// Weights in panels of 16 columns: [tap][group of channels][column][channel of the group], over the input channels that
-// the columns of a panel read, with zeros where a column does not read one of them.
+// Weights in panels of 16 columns: [tap][group of channels][column][channel of the group]. A panel covers the union of
+// the input channels that its columns read (its window), with zeros where a column does not read a channel.
 template <class T>
 struct PackedPanels {
   static constexpr int64_t kGroup = sizeof(T) == 1 ? kInt8Group : kInt16Group;  // channels of a group
@@ -123,12 +125,12 @@ void check_stage(const Int16Stage& stage);  // throws if the range is invalid
 
 class IntegerLayer {
  public:
-  void set_uint8_stage(const Uint8Stage& stage);  // with a lookup table, scales are real numbers
+  void set_uint8_stage(const Uint8Stage& stage);  // with a lookup table, scales are in real units, not output steps
   void set_int16_stage(const Int16Stage& stage);  // int16 output (kernels/int16.h)
   void set_residual(float scale, int zero, bool is_int16 = false);
 
   const IntegerGeometry& geometry() const { return geometry_; }
-  Int8Out kind() const { return kind_; }  // of a convolution's result
+  Int8Out kind() const { return kind_; }  // data type of a convolution's result
   int zero() const { return kind_ == Int8Out::uint8 ? uint8_stage().zero : 0; }
   bool gives_int16() const { return kind_ == Int8Out::int16; }
   bool int16_residual() const { return int16_residual_; }
@@ -144,7 +146,7 @@ class IntegerLayer {
   void set_images(const Int8Image& skip, const void* residual, const Int8Image& out, void* y, Int8Problem* p) const;
 
   IntegerGeometry geometry_;
-  Buffer<int32_t> offset_;  // whole panels, as scale and bias
+  Buffer<int32_t> offset_;  // padded to whole panels, like scale and bias
   Buffer<float> scale_, bias_;
   float residual_scale_ = 0.0f;
   int residual_zero_ = 0;

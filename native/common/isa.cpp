@@ -25,7 +25,7 @@ std::atomic<Isa>& active() {
   return isa;
 }
 
-constexpr int kIsas = 3;  // definition
+constexpr int kIsas = 3;  // definition: values of Isa
 constexpr bool kBuilt[kIsas] = {
 #if defined(TW_HAS_PORTABLE)
     true,

@@ -1,9 +1,11 @@
-// Instruction sets in one binary. Every file under native/kernels/ is compiled once per set with TW_ISA defined as
+// Instruction sets in one binary. Every file under native/kernels/ is compiled once per set, with TW_ISA defined as
 // `portable`, `avx2` or `avx512`, and puts everything it defines into namespace tw::TW_ISA. A kernel family exports one
-// table of function pointers; `TW_TABLE` declares the table of each set and a picker for the one in force.
+// table of function pointers. `TW_TABLE` declares the table of each set, and a function that returns the table of the
+// active set.
 //
 // Rule for kernel files: no standard-library templates. The linker keeps one copy of an inline function, and a copy
-// compiled for AVX-512 must never be the one a plain x86 machine runs. tests/native checks the object files for this.
+// compiled for AVX-512 must never be the one that a plain x86 machine runs. tests/native checks the object files for
+// this.
 #pragma once
 
 namespace tw {

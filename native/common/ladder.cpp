@@ -52,10 +52,11 @@ void ladder_blocked(const float* a, const float* b, float* c, int64_t m, int64_t
 
 namespace {
 
-constexpr int64_t kRows = 4, kColumns = 3;  // of the register tile: 12 sums and what feeds them fit 16 registers
-constexpr int64_t kDepth = 256;             // of a packed block
+constexpr int64_t kRows = 4, kColumns = 3;  // definition: register tile; 12 sums and their operands fit 16 registers
+constexpr int64_t kDepth = 256;             // chosen: values of k of a packed block
 
-// `width` columns at a time, K running slowest, zero-padded: what the register tile reads in order.
+// Copies strips of `width` rows of A (columns of B) to [k][width], zero-padded: the order in which the register tile
+// reads them.
 void pack(const float* from, int64_t step_along, int64_t step_depth, int64_t count, int64_t depth, int64_t width,
           float* to) {
   for (int64_t start = 0; start < count; start += width) {
@@ -67,6 +68,7 @@ void pack(const float* from, int64_t step_along, int64_t step_depth, int64_t cou
   }
 }
 
+// Adds the product of one strip of A and one of B to a tile of C, with all sums in registers.
 void register_tile(const float* a, const float* b, int64_t depth, float* c, int64_t n, int64_t rows, int64_t columns) {
   float sum[kRows][kColumns] = {};
   for (int64_t p = 0; p < depth; ++p, a += kRows, b += kColumns) {
@@ -83,7 +85,7 @@ void register_tile(const float* a, const float* b, int64_t depth, float* c, int6
 
 }  // namespace
 
-// Rung 4: blocks are copied into the order they are read in, and a small tile of C lives in registers meanwhile.
+// Rung 4: blocks are copied into the order in which they are read, and a small tile of C stays in registers.
 void ladder_packed(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k) {
   std::memset(c, 0, sizeof(float) * m * n);
   const int64_t padded_m = (m + kRows - 1) / kRows * kRows, padded_n = (n + kColumns - 1) / kColumns * kColumns;

@@ -1,5 +1,5 @@
-// The lower rungs of the ladder: the same matrix product, each with one idea more than the one before. Plain scalar
-// C++, compiled without vectorisation, so that what a rung gains is its own idea and nothing else. The rungs above,
+// The lower rungs of the teaching ladder: the same matrix product, each with one idea more than the one before. Plain
+// scalar C++, compiled without vectorization, so that a rung gains by its own idea and nothing else. The rungs above,
 // vector instructions and threads, are the real kernels (kernels/gemm.h).
 #pragma once
 

@@ -1,5 +1,5 @@
-// Linux lists every cache of every CPU under /sys; other systems get the defaults. Caches are found by level and type:
-// the order of the list is nobody's promise.
+// Linux lists every cache of every CPU under /sys; other systems get defaults. Caches are found by level and type,
+// because the order of the list is not guaranteed.
 #include "common/machine.h"
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace tw {
 namespace {
 
-// A core keeps at least this much of an L3 that it shares, and at most this much of one that claims more.
-constexpr int64_t kLeastShare = 1 << 20, kMostShare = 8 << 20;
-constexpr int64_t kLargestCache = int64_t{4} << 30;
+// Bounds of one core's share of an L3.
+constexpr int64_t kLeastShare = 1 << 20, kMostShare = 8 << 20;  // chosen
+constexpr int64_t kLargestCache = int64_t{4} << 30;             // chosen: larger reported sizes are ignored
 
 struct SystemInfo {
   int64_t l1 = 0, l2 = 0, l3 = 0;  // 0: not reported
@@ -34,7 +34,7 @@ bool read_text(const char* path, char* text, int size) {
 }
 
 #if defined(__linux__)
-// Cores this process may run on, and the first of them.
+// Returns the number of cores on which this process may run; 0 if unknown. `first` is the first of them.
 int allowed_cores(int* first) {
   cpu_set_t allowed;
   *first = 0;
@@ -49,7 +49,7 @@ int allowed_cores(int* first) {
 }
 #endif
 
-// Cores' worth of time that a container may use, rounded up; 0 where nothing limits it.
+// Returns the CPU quota of a container (cgroup v2 or v1) in cores, rounded up; 0 if there is none.
 int quota_cores() {
   char text[64];
   double quota = 0, period = 0;
@@ -75,7 +75,7 @@ int64_t bytes_of(const char* text) {
   return number > 0 && number <= (kLargestCache >> shift) ? number << shift : 0;
 }
 
-// How many CPUs a list like "0-3,8" names.
+// Counts the CPUs of a list such as "0-3,8".
 int count_cpus(const char* list) {
   int count = 0;
   for (const char* at = list; at != nullptr && *at >= '0' && *at <= '9';) {
@@ -88,6 +88,7 @@ int count_cpus(const char* list) {
   return count;
 }
 
+// Reads the sizes of a CPU's data and unified caches, and how many CPUs share its L3.
 void read_caches(int cpu, SystemInfo& info) {
   char level[16], type[32], size[32], sharers[1024];
   for (int index = 0; index < 16 && read_cache_file(cpu, index, "level", level, sizeof level); ++index) {
@@ -128,6 +129,7 @@ const SystemInfo& real() {
   return info;
 }
 
+// Completes a machine by defaults and by its share of L3.
 Machine described(const SystemInfo& info) {
   Machine m;
   m.cores = info.cores;
@@ -154,7 +156,7 @@ void pretend_machine(int64_t l1, int64_t l2, int64_t l3, int cores) {
   if (l2 > 0) info.l2 = l2;
   if (l3 != 0) info.l3 = std::max<int64_t>(l3, 0);
   if (cores > 0) info.cores = cores;
-  if (l3 != 0 || cores > 0) info.l3_sharers = info.cores;  // of a pretended L3 every core has its part
+  if (l3 != 0 || cores > 0) info.l3_sharers = info.cores;  // all cores share an emulated L3
   current() = described(info);
 }
 

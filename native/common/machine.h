@@ -1,32 +1,33 @@
-// What the machine says of itself: caches as the kernels should believe them, and cores. Read once from the system, or
-// pretended, so that any machine can play any other (TILEWISE_MACHINE, which Python reads). Every threshold that
-// depends on a cache or a core count asks here.
+// The machine's caches and cores, read once from the system or emulated, so that any machine can behave like another
+// (TILEWISE_MACHINE, which Python reads). Every threshold that depends on a cache or a number of cores asks here.
 #pragma once
 
 #include <cstdint>
 
 namespace tw {
 
-// Bytes of data cache as one core sees them. `l3` is what is reported, which a virtual machine may copy from a host
-// with hundreds of megabytes; what is to stay in cache while every core works is sized by `l3_share`, which is bounded.
+// Bytes of data cache per core. `l3` is the reported size, which a virtual machine may copy from a host with hundreds
+// of megabytes. `l3_share` is bounded: it sizes what must stay in cache while every core works.
 struct CacheSizes {
-  int64_t l1 = 32 << 10, l2 = 1 << 20, l3 = 8 << 20;  // where the system does not say
+  int64_t l1 = 32 << 10, l2 = 1 << 20, l3 = 8 << 20;  // defaults if the system does not say
   int64_t l3_share = 2 << 20;
 };
 
 struct Machine {
   CacheSizes caches;
-  int cores = 1;       // that this process may use, or pretends to have: the default number of threads
-  int real_cores = 1;  // that it may use
+  int cores = 1;       // real or emulated; the default number of threads
+  int real_cores = 1;  // that this process may use
 };
 
 const Machine& machine();
 inline const CacheSizes& cache_sizes() { return machine().caches; }
 
-// Another machine from now on. Bytes and cores of 0 keep what is real; an l3 of -1 is an L3 that is not reported.
+// Emulates another machine from now on. Bytes and cores of 0 keep the real value; an l3 of -1 means that no L3 is
+// reported.
 void pretend_machine(int64_t l1, int64_t l2, int64_t l3, int cores);
 
-// One core's believable part of an L3 cache that `sharers` cores use; of one that is not reported (0), a modest guess.
+// One core's share of an L3 cache that `sharers` cores use, within plausible bounds; of one that is not reported (0), a
+// modest guess.
 int64_t share_of_l3(int64_t l3, int sharers);
 
 }  // namespace tw

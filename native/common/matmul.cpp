@@ -12,12 +12,13 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kSharedFloats = 16 << 20;  // of B, packed at once for all threads: 64 MB
+constexpr int64_t kSharedFloats = 16 << 20;  // chosen: floats of B that are packed at once for all threads (64 MiB)
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 
+// Returns product number `index` of a batch.
 Gemm item_of(const Gemm& g, const Batch& batch, int64_t index) {
   Gemm p = g;
   p.c += index * g.m * g.n;
@@ -31,16 +32,19 @@ Gemm item_of(const Gemm& g, const Batch& batch, int64_t index) {
   return p;
 }
 
+// Computes a product with k = 0: zeros, then the epilogue.
 void run_empty_sum(const Gemm& g) {
   for (int64_t i = 0; i < g.m; ++i) std::memset(g.c + i * g.c_row, 0, static_cast<std::size_t>(g.n) * sizeof(float));
   if (g.epilogue.any()) active_gemm().apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
+// The grid of tasks over C.
 struct Grid {
-  int64_t rows, cols;          // tasks
-  int64_t row_step, col_step;  // extent of a task
+  int64_t rows, cols;          // number of tasks
+  int64_t row_step, col_step;  // rows and columns of a task
 };
 
+// Splits C into tasks: by the tile's thread grid, or along the longer side.
 Grid grid_of(const Gemm& g, ProductPath path, const GemmTile& tile, int threads) {
   Grid grid;
   if (path == ProductPath::tiled) {
@@ -60,14 +64,15 @@ struct Job {
   const Gemm* g;
   const Batch* batch;
   ProductConfig config;
-  PackedB b;  // where the tasks share it
+  PackedB b;  // if the tasks share it
   Grid grid;
   int64_t items_per_task;
-  float* packed = nullptr;  // B, where the tasks share it
+  float* packed = nullptr;  // memory of that B
   int64_t strips_per_task = 1;
   std::atomic<bool> failed{false};
 };
 
+// Computes the blocks of C of one task.
 void run_task(Job& job, int64_t task) {
   const int64_t blocks = job.grid.rows * job.grid.cols;
   const int64_t first = task * job.items_per_task;
@@ -92,6 +97,7 @@ void pack_task(Job& job, int64_t task) {
   active_gemm().pack_b(*job.g, job.config.tile, col, std::min(step, job.g->n - last_columns - col), job.packed);
 }
 
+// Runs a task; exceptions must not leave a thread of the pool.
 template <void (*Task)(Job&, int64_t)>
 void guarded(void* context, int task) {
   Job& job = *static_cast<Job*>(context);
@@ -114,6 +120,7 @@ bool shares_b(const Job& job, int threads) {
   return several && job.config.path == ProductPath::tiled && job.config.tile.pack_b && job.batch->count == 1;
 }
 
+// Packs B in parallel, then multiplies, one block of columns of at most kSharedFloats after the other.
 bool run_shared(const Gemm& g, Job& job, int threads) {
   const int nr = job.config.tile.nr;
   const int64_t fit = std::max<int64_t>(kSharedFloats / g.k / nr * nr, nr), blocks = ceil_div(g.n, fit);

@@ -12,14 +12,14 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::atomic<bool> invariant{false};
 
-// Two orders of summation over k serve every number of rows. With rows of B contiguous: one term after the other, in
-// blocks of a depth that depends on k alone; the tiled loops, `small_k`, `small_m` and `row_streamed` do that. With
-// columns of B contiguous: inner products, whose partial sums are spread over the lanes in one way; packing B for one
-// row would take 2.6 times as long. Inner products of a few terms have special cases for a single row: they count as
-// the first kind.
+// Chooses a configuration whose order of summation over k does not depend on the number of rows. There are two orders.
+// If rows of B are contiguous: one term after the other, in blocks whose depth depends on k alone; the tiled loops,
+// `small_k`, `small_m` and `row_streamed` do that. If columns of B are contiguous: inner products, whose partial sums
+// are spread over the lanes in one way; packing B for one row would take 2.6 times as long. Inner products of a few
+// terms have special cases for a single row, so they use the first order.
 void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
-  constexpr int64_t kDepth = 512;  // insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
-  constexpr int64_t kWideRow = 128;
+  constexpr int64_t kDepth = 512;    // chosen: insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
+  constexpr int64_t kWideRow = 128;  // chosen: narrower rows are computed by tiles
   if (g.b_col != 1 && g.b_row == 1 && g.k > std::max<int64_t>(kShortestSum, active_gemm().lanes)) {
     config->path = ProductPath::dot_products;
     return;
@@ -37,9 +37,9 @@ void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
   config->tile.kc = ceil_div(g.k, blocks);
 }
 
-// Decisions for the shapes that this thread met last: a direct-mapped table, looked up in some ten nanoseconds.
+// The configurations of the shapes that this thread met last: a direct-mapped table, looked up in some ten nanoseconds.
 struct ConfigCache {
-  static constexpr int kEntries = 256;
+  static constexpr int kEntries = 256;  // definition: indices of eight bits of the hash
   struct Entry {
     int64_t key[9] = {};
     ProductConfig config;

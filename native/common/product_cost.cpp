@@ -13,7 +13,7 @@ constexpr double kLine = 64;  // hardware: bytes of a cache line
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// What of a product and a machine all its tiles share.
+// The properties of a product and a machine that the cost of every tile depends on.
 struct Problem {
   int64_t m, n, k;
   int64_t l1, l2;
@@ -24,13 +24,14 @@ struct Problem {
   bool a_same_set;
 };
 
-// Cycles of one step along k of a micro-tile: two multiply-adds or two loads a cycle, or the latency of one.
+// The cycles of one step along k of a micro-tile: two multiply-adds or two loads per cycle, or the latency of one.
 double step_cycles(int64_t rows, int64_t vectors) {
-  constexpr double kLatency = 5;  // hardware
+  constexpr double kLatency = 5;  // chosen: a multiply-add takes 4 cycles, and one is added for its load
   const double r = static_cast<double>(rows), v = static_cast<double>(vectors);
   return vectors == 0 ? 0 : std::max({r * v / 2, (r + v) / 2, kLatency});
 }
 
+// Whether a micro-tile has too few accumulators to hide the latency of a multiply-add.
 bool waits(int64_t rows, int64_t vectors) { return vectors > 0 && rows * vectors < 9; }
 
 // Bytes of a cache that rows of `width` bytes can occupy if each starts `apart` bytes after the previous one. The
@@ -124,10 +125,10 @@ double cost_of(const Problem& p, const GemmTile& t) {
   return sum.total;
 }
 
-// The space: tiles with fewer accumulators cannot hide the latency of their loads, blocks deeper than this leave no
-// room for B in any cache, and shallower ones only help an unpacked transposed A.
-constexpr int kMinAccumulators = 12;
-constexpr int64_t kDeepest = 1536, kShallowest = 256;
+// The search space: tiles with fewer accumulators cannot hide the latency of their loads, deeper blocks leave no room
+// for B in any cache, and shallower ones only help an unpacked transposed A.
+constexpr int kMinAccumulators = 12;                   // chosen
+constexpr int64_t kDeepest = 1536, kShallowest = 256;  // chosen; values of k
 
 struct Search {
   const Gemm* g;
@@ -135,6 +136,7 @@ struct Search {
   GemmTile best, grid;
   double least = 0;
 
+  // Completes a tile by its columns and grid, and keeps it if its cost is the lowest so far.
   void consider(GemmTile t) {
     t.nc = std::clamp<int64_t>(cache_sizes().l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
     if (problem.threads > 1) {
@@ -214,6 +216,7 @@ struct Search {
   }
 };
 
+// Reads the properties of a product that the costs depend on.
 Problem describe(const Gemm& g, int threads) {
   Problem p;
   p.m = g.m;
@@ -234,10 +237,11 @@ Problem describe(const Gemm& g, int threads) {
 }  // namespace
 
 void choose_grid(const Gemm& g, int threads, GemmTile* t) {
-  // What the last thread to finish keeps the others waiting, in tasks; and what reading a column of B or a row of A
-  // from afar takes, in rows or columns to multiply it by. Multiply-adds that are worth a task of their own.
-  constexpr double kWaiting = 0.1, kReading = 8.0;
-  constexpr int64_t kMinWorkPerTask = 8 << 20, kTasksPerThread = 4;
+  // The costs, in the time of one multiply-add: kWaiting tasks for waiting for the last thread to finish; kReading rows
+  // or columns of multiply-adds for reading a column of B or a row of A. A task has at least kMinWorkPerTask
+  // multiply-adds.
+  constexpr double kWaiting = 0.1, kReading = 8.0;                   // chosen
+  constexpr int64_t kMinWorkPerTask = 8 << 20, kTasksPerThread = 4;  // chosen
   const int64_t most = std::clamp<int64_t>(g.m * g.n * g.k / threads / kMinWorkPerTask, 1, kTasksPerThread);
   double best = 0.0;
   for (int each = 1; each <= most; ++each) {
@@ -277,15 +281,16 @@ void cheapest_tile(const Gemm& g, int threads, GemmTile* tile) {
 
 namespace {
 
-// Counts of the paths. Each function describes the kernel of the same name in kernels/gemv.h, gemm_small_m.h or
+// The counts of the paths. Each function describes the kernel of the same name in kernels/gemv.h, gemm_small_m.h or
 // gemm_small_k.h.
 
 int64_t vectors_of(int64_t n) { return ceil_div(n, active_gemm().lanes); }
-// Returns how many accumulators the kernels for a few rows keep in registers.
+// Returns the accumulators that the kernels for a few rows keep in registers.
 int64_t accumulators() { return 2 * active_gemm().max_rows[2] - 2; }
 double as_double(int64_t x) { return static_cast<double>(x); }
 
-// Reads of an operand from the cache that holds it: `l2` is the term for L2, those for L3 and memory follow it.
+// Counts the reads of an operand from the cache that holds it: `l2` is the term for L2; those for L3 and memory follow
+// it.
 template <class Sink>
 void count_reads(Term l2, int64_t floats, double vectors, bool from_memory, Sink& sink) {
   const CacheSizes& caches = cache_sizes();
@@ -295,7 +300,7 @@ void count_reads(Term l2, int64_t floats, double vectors, bool from_memory, Sink
   sink.add(static_cast<Term>(static_cast<int>(l2) + level), vectors);
 }
 
-// Transposing a matrix: whole blocks of vectors, except where it has a few rows or columns.
+// Counts the transposition of a matrix: whole blocks of vectors, except if it has a few rows or columns.
 template <class Sink>
 void count_transposition(int64_t rows, int64_t cols, Sink& sink) {
   const int64_t lanes = active_gemm().lanes;
@@ -307,7 +312,7 @@ void count_transposition(int64_t rows, int64_t cols, Sink& sink) {
   }
 }
 
-// An operand of `rows` x `cols` whose rows are contiguous if `by_rows`: transposed, or copied element by element.
+// Counts the copy of an operand of `rows` x `cols`: transposed if its rows are contiguous, else element by element.
 template <class Sink>
 void count_copy(int64_t rows, int64_t cols, bool by_rows, Sink& sink) {
   if (by_rows) return count_transposition(rows, cols, sink);
@@ -428,6 +433,7 @@ void count_around_tiles(const Gemm& g, int64_t last_columns, int threads, Sink& 
   count_transposition(last.n, last.m, sink);
 }
 
+// Counts the operations of a configuration on the busiest thread.
 template <class Sink>
 void count_config(const Gemm& whole, const ProductConfig& config, int threads, Sink& sink) {
   Gemm g = whole;
@@ -535,7 +541,7 @@ void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig*
 }
 
 void cheapest_config(const Gemm& g, int threads, ProductConfig* config) {
-  // What is fast on one thread may leave most of many threads idle: the path is chosen for both.
+  // A path that is fast on one thread may leave most of many threads idle, so the path is chosen for both.
   const int many = worth_threads(g.m * g.n * g.k) ? machine().cores : 1;
   ProductConfig candidate;
   double least = 0;

@@ -59,6 +59,7 @@ void run_dot_products(const Gemm& g, bool streamed) {
   active_gemm().dot_products(d, streamed);
 }
 
+// Computes C' = B' A' by tiles or the kernels for few rows, and transposes the result.
 void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
   const GemmKernels& kernels = active_gemm();
   Gemm t = transposed(g);
@@ -76,7 +77,7 @@ void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
   if (g.epilogue.any()) kernels.apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-// m x k times k x 1 with A's columns contiguous: the transposed product is a row times a matrix.
+// Computes m x k times k x 1 with contiguous columns of A: the transposed product is a row times a matrix.
 void run_column(const Gemm& g, ProductPath path) {
   Gemm t = g;
   t.m = 1;
@@ -102,6 +103,7 @@ void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
   kernels.tiled(g, tile, b, workspace(kernels.workspace(g.m, g.n, g.k, own)));
 }
 
+// Computes whole vectors of columns by tiles and the last columns separately, if the configuration says so.
 void run_tiled_and_last_columns(const Gemm& g, const ProductConfig& config, const PackedB& b) {
   const int64_t last_columns = config.last_columns;
   if (last_columns == 0 || g.n % active_gemm().lanes != last_columns)
@@ -112,8 +114,8 @@ void run_tiled_and_last_columns(const Gemm& g, const ProductConfig& config, cons
                : run_transposed(last, ProductPath::transposed_tiles, last_columns_tile(last));
 }
 
-// A few rows. If the sums over k are cut into blocks of `depth` terms, each block is summed from zero and then added,
-// as the tiled loops do.
+// Computes a few rows. If the sums over k are cut into blocks of `depth` terms, each block is summed from zero and then
+// added, as in the tiled loops.
 void run_small_m(const Gemm& g, ProductPath path, int64_t depth) {
   const GemmKernels& kernels = active_gemm();
   const auto run = [&](const Gemm& part) {

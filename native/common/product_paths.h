@@ -14,24 +14,23 @@ enum class ProductPath : uint8_t {
   transposed_interleaved,  // all rows of C' at once, written transposed
   transposed_split_sums,   // C' with its sums over k split over the lanes
   dot_products,            // inner products; both operands along k
-  dot_products_streamed,   // the same with prefetches for an operand in memory
+  dot_products_streamed,   // inner products with prefetches, for an operand in memory
   row_strips,              // rows of A times strips of columns of B
   row_streamed,            // whole rows of B after each other
   column_strips,           // one column: the transposed product is a row times a matrix
-  column_streamed,
-  column_split_sums,
-  small_m,     // two or three rows
-  split_sums,  // so few results that their sums over k are split over the lanes
-  small_k,     // sums of a few terms
-  small_n,     // up to four columns
+  column_streamed,         // one column by whole rows of A'
+  column_split_sums,       // one column with its sums over k split
+  small_m,                 // two or three rows
+  split_sums,              // few results, whose sums over k are split over several accumulators
+  small_k,                 // sums of a few terms
+  small_n,                 // up to four columns
 };
-constexpr int kProductPaths = 15;  // definition
+constexpr int kProductPaths = 15;  // definition: values of ProductPath
 
 struct ProductConfig {
   ProductPath path = ProductPath::tiled;
-  int64_t last_columns =
-      0;          // tiled: this many last columns, which would leave most lanes idle, are computed separately
-  GemmTile tile;  // of the tiled paths
+  int64_t last_columns = 0;  // tiled: last columns that are computed separately, because they leave most lanes idle
+  GemmTile tile;             // of the tiled paths
 };
 
 const char* path_name(ProductPath path);
@@ -40,15 +39,15 @@ bool path_from_name(const char* name, ProductPath* path);
 // True if the kernels of a path can compute this product.
 bool path_feasible(ProductPath path, const Gemm& g);
 
-// Threads share the longer side of C in tasks of this extent, or of multiples of `grain` if every thread has one: parts
-// whose results have the same bits as the whole. The tiled path uses its own grid.
+// The extent of a task along the longer side of C: such that every thread has one, and a part has the same bits as the
+// whole. The tiled path has its own grid.
 int64_t task_extent(const Gemm& g, ProductPath path, int threads);
 
-// The product as C' = B' A', without its result and epilogue.
+// Returns the product as C' = B' A', without its result and epilogue.
 Gemm transposed(const Gemm& g);
-// The block of C that one task computes.
+// Returns the part of a product that computes this block of C.
 Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols);
-// The tile of the last columns of a product, which are computed transposed.
+// Returns the tile of the last columns of a product, which are computed transposed.
 GemmTile last_columns_tile(const Gemm& last);
 // Computes a part of a product as `config` says; `b` is B if it was packed for all parts.
 void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b);

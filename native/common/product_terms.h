@@ -114,7 +114,7 @@ constexpr double kCost[kCostTerms] = {
 #undef TW_COEFFICIENT
 };
 
-// What a counting function adds to: the predicted time, or for fitting the counts themselves.
+// The sinks of counting functions: the predicted time, or for fitting the counts themselves.
 struct CostSum {
   double total = 0;
   void add(Term term, double count) { total += kCost[static_cast<int>(term)] * count; }

@@ -20,6 +20,7 @@ struct View {
   View transposed() const { return {data, col, row}; }
 };
 
+// c (m, n), contiguous = epilogue(a b).
 void multiply(int64_t m, int64_t n, int64_t k, View a, View b, float* c, const Epilogue& epilogue = {}) {
   Gemm g;
   g.m = m;
@@ -91,10 +92,11 @@ SavedActivations saved_activations(const KernelRows& rows, float* saved) {
   return {saved + offset, area, blocks};
 }
 
+// Computes the scores of one kernel's configurations, layer by layer as in ranker_rows.h.
 void forward(const KernelRows& kernel, const SavedActivations& saved, float* scores) {
   const RankerRows& all = kernel.all;
   const int64_t rows = kernel.rows(), width = all.width;
-  // First layer. The members share one bias, which the product wants repeated for each of them.
+  // First layer. The members share one bias, which is repeated for each of them.
   float* first_bias = thread_scratch(kernel.hidden_columns());
   if (first_bias == nullptr) throw std::bad_alloc();
   for (int64_t i = 0; i < kernel.hidden_columns(); ++i)

@@ -10,16 +10,17 @@
 namespace tw {
 namespace {
 
-// A task of this many elements runs for some ten microseconds: long beside handing it out, short enough to balance.
-constexpr int64_t kGrain = 16384;
-// Sums over rows are cut into at most this many pieces, each with its own totals.
-constexpr int64_t kPieces = 32;
-// The kernel that sums columns takes this many rows in one go.
-constexpr int64_t kRowsAtOnce = 16;
+// Elements of a task: it runs for some ten microseconds, which is long compared with handing it out and short enough to
+// balance the threads.
+constexpr int64_t kGrain = 16384;  // chosen
+// Sums over rows are split into at most this many parts, each with its own totals.
+constexpr int64_t kPieces = 32;  // chosen
+// Rows that the kernel for column sums adds per pass.
+constexpr int64_t kRowsAtOnce = 16;  // definition: add_column_sums (kernels/elementwise.cpp)
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// f(begin, end) over [0, n) in ranges of `grain`.
+// Calls f(begin, end) for ranges of `grain` that cover [0, n), on the threads.
 template <class F>
 void in_ranges(int64_t n, int64_t grain, const F& f) {
   if (n <= grain) {
@@ -84,6 +85,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   });
 }
 
+// Each part of the rows adds the parameters' gradients to its own totals, which are summed in a fixed order.
 void layer_norm_grad(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                      float* gx, float* gweight, float* gbias, int64_t rows, int64_t columns) {
   const NormKernels& kernels = active_norm_kernels();
@@ -160,6 +162,7 @@ void sum_channels(const float* x, float* out, BatchShape shape) {
                [&](int64_t c, int64_t at) { out[c] = static_cast<float>(kernels.channel_sum(x + at, channel)); });
 }
 
+// Each part of the rows has its own totals, which are summed in a fixed order.
 void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
   const ElementwiseKernels& kernels = active_elementwise();
   const int64_t enough = std::max(4 * row_grain(rows, columns), ceil_div(rows, kPieces));

@@ -1,6 +1,6 @@
-// The row kernels as whole operations: threads, workspaces and the order of sums. How the work is cut depends on the
-// shape alone, never on the number of threads, so that every result is the same bit for bit with 1, 2 or 7 of them.
-// All matrices are C-ordered float32; sizes may be 0.
+// Whole operations on the row kernels: threads, workspaces and the order of sums. How the work is split depends on the
+// shape alone, so every result is bit for bit the same with any number of threads. All matrices are contiguous float32;
+// sizes may be 0.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 void layer_norm_grad(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                      float* gx, float* gweight, float* gbias, int64_t rows, int64_t columns);
 
-// x is (images, channels, plane); moments over images and plane, the variance without Bessel's correction.
+// Batch normalization of x (images, channels, plane): moments over images and plane, the variance without Bessel's
+// correction.
 struct BatchShape {
   int64_t images, channels, plane;
 };
@@ -44,7 +45,7 @@ void sum_channels(const float* x, float* out, BatchShape shape);
 void sum_rows(const float* x, float* out, int64_t rows, int64_t columns);
 double sum_of_squares(const float* x, int64_t n);
 void scale_in_place(float* x, float factor, int64_t n);
-// out (table_rows, columns): row t is the sum of the rows r of gout with ids[r] == t; ids are within the table.
+// out (table_rows, columns): row t is the sum of the rows r of gout with ids[r] == t. All ids must be within the table.
 void embedding_grad(const float* gout, const int64_t* ids, float* out, int64_t rows, int64_t table_rows,
                     int64_t columns);
 void adam_step(float* param, const float* grad, float* m, float* v, const AdamSettings& settings, int64_t n);

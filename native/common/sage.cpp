@@ -13,13 +13,13 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kTaskRows = 512;  // rows of 2 x 64 floats: two layers of them and the products fit a 1 MiB L2 cache
-constexpr int kMaxTaskGroups = 16;  // groups of tasks with a private copy of the weight gradients; bounds the memory
+constexpr int64_t kTaskRows = 512;  // chosen: two layers of rows of 2 x 64 floats, and the products, fit 1 MiB of L2
+constexpr int kMaxTaskGroups = 16;  // chosen: groups of tasks with their own copy of the weight gradients
 
 struct Task {
   int64_t graph, slot, slots;    // slots [slot, slot + slots) of one graph
-  int64_t node, nodes;           // its first node, and how many
-  int64_t first_row, first_sum;  // rows and nodes of all earlier tasks
+  int64_t node, nodes;           // first node and number of nodes of the graph
+  int64_t first_row, first_sum;  // rows and nodes of all earlier tasks together
   int64_t rows() const { return nodes * slots; }
 };
 
@@ -74,6 +74,7 @@ void multiply(Gemm g) {
   if (!matmul(g, Batch(), nullptr)) throw std::bad_alloc();
 }
 
+// c = a (m, k) times b (k, n), both contiguous; rows of c are c_row floats apart.
 Gemm row_major(int64_t m, int64_t n, int64_t k, const float* a, const float* b, float* c, int64_t c_row) {
   Gemm g;
   g.m = m;
@@ -110,6 +111,7 @@ void first_layer(const SageBatch& batch, const Task& task, float* z, int64_t z_r
   kernels.leaky_relu_normalize(z, z_row, task.rows(), width, scale);
 }
 
+// Computes all layers of one task and the sum over nodes.
 void forward_task(const SageBatch& batch, const SageLayers& layers, const Task& task, const TaskBuffers& buffers,
                   float* node_part, float* pooled) {
   const SageKernels& kernels = active_sage();
@@ -154,6 +156,7 @@ struct BackwardInputs {
   const SageGradients& grads;
 };
 
+// Computes the gradients of one task, from the last layer to the first.
 void backward_task(const BackwardInputs& inputs, const Task& task, const TaskBuffers& buffers, GroupGradients* group,
                    float* work) {
   const SageKernels& kernels = active_sage();
@@ -202,7 +205,7 @@ void backward_task(const BackwardInputs& inputs, const Task& task, const TaskBuf
   }
 }
 
-// Node gradients of one graph, from the sums s of its tasks: [sum over neighbours of s, s].
+// Computes the node gradients of one graph from the sums s of its tasks: [sum over neighbours of s, s].
 void node_gradients(const BackwardInputs& inputs, const std::vector<Task>& tasks, int64_t graph, float* total) {
   const SageKernels& kernels = active_sage();
   const int64_t width = inputs.batch.width;
@@ -254,6 +257,7 @@ void sage_forward(const SageBatch& batch, const SageLayers& layers, float* poole
   });
 }
 
+// Groups of consecutive tasks run in parallel, each with its own weight gradients, which are summed in a fixed order.
 void sage_backward(const SageBatch& batch, const SageLayers& layers, const float* grad_pooled, float* saved,
                    const SageGradients& grads) {
   const std::vector<Task> tasks = split_into_tasks(batch);

@@ -1,14 +1,14 @@
-// EarlyJoinSAGE, forward and backward. Every node of a graph is joined with every configuration ("slot") of that graph,
-// passes through GraphSAGE layers x <- l2_normalize(leaky_relu([S x, x] W + b)), where S sums over neighbours, and the
-// result is summed over nodes.
+// EarlyJoinSAGE (the baseline published with TpuGraphs, Phothilimthana et al. 2023), forward and backward. Every node
+// of a graph is joined with every configuration ("slot") of that graph, passes through GraphSAGE layers x <-
+// l2_normalize(leaky_relu([S x, x] W + b)), where S sums over neighbours, and the result is summed over nodes.
 //
 // Before its activation the first layer is linear in node and configuration, so the caller passes its two products:
 // `nodes` (N, 2H) and `configs` (K, C, 2H). The left half of each enters the sum over neighbours, the right half the
 // node's own term.
 //
 // One task computes one graph with a few of its slots, so that its rows stay in the L2 cache from layer to layer. The
-// split into tasks depends on the graphs alone, and so does the order of every sum: results do not depend on the number
-// of threads.
+// split into tasks and the order of every sum depend on the graphs alone, so results do not depend on the number of
+// threads.
 #pragma once
 
 #include <cstdint>

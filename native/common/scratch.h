@@ -5,11 +5,11 @@
 
 namespace tw {
 
-// At least `floats` floats, aligned to a cache line, contents undefined; valid until this thread asks again. Null when
-// the machine is out of memory.
+// Returns at least `floats` floats, aligned to a cache line, with undefined contents, valid until this thread asks
+// again; null if memory is exhausted.
 float* thread_scratch(int64_t floats);
 
-// Gives back this thread's block if it is larger than what is kept between calls.
+// Frees this thread's block if it is larger than what a thread keeps between calls.
 void trim_thread_scratch();
 
 }  // namespace tw

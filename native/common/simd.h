@@ -1,6 +1,6 @@
-// One vector type for all instruction sets, on GCC/Clang vector extensions: 16 floats with AVX-512, 8 with AVX2, 4 with
-// SSE2 or NEON. Arithmetic is written with plain operators; `acc + a * b` becomes a fused multiply-add where the set
-// has one. Include only from files under native/kernels/ (it depends on TW_ISA).
+// One vector type for all instruction sets, by the vector extensions of GCC and Clang: 16 floats with AVX-512, 8 with
+// AVX2, 4 with SSE2 or NEON. Arithmetic is written with plain operators; `acc + a * b` becomes a fused multiply-add
+// where the set has one. For kernel files only (it depends on TW_ISA).
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ namespace tw {
 namespace TW_ISA {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;  // definition
+constexpr int kLanes = 16;  // hardware: floats of a vector
 #elif defined(__AVX2__)
-constexpr int kLanes = 8;  // definition
+constexpr int kLanes = 8;  // hardware: floats of a vector
 #else
-constexpr int kLanes = 4;  // definition
+constexpr int kLanes = 4;  // hardware: floats of a vector
 #endif
 
 typedef float vf __attribute__((vector_size(kLanes * 4)));
@@ -60,10 +60,11 @@ TW_INLINE vf load_once(const float* p) {
   return v;
 }
 TW_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+// Copies x to all lanes.
 TW_INLINE vf splat(float x) { return x - vf{}; }
 
-// acc + a * b where two loops must round alike: left to itself, the compiler takes a vector with missing lanes apart
-// and may fuse in one loop what it does not in the other.
+// acc + a * b for loops that must round alike: without this the compiler takes a vector with missing lanes apart, and
+// may fuse the operations in one loop and not in another.
 #if defined(__aarch64__)
 TW_INLINE vf multiply_add(vf acc, vf a, vf b) {
   return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b);
@@ -72,7 +73,7 @@ TW_INLINE vf multiply_add(vf acc, vf a, vf b) {
 TW_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
 #endif
 
-// The first `n` lanes (0 <= n <= kLanes); memory past them is neither read nor written.
+// Loads or stores the first `n` lanes (0 <= n <= kLanes); memory past them is neither read nor written.
 #if defined(__AVX512F__)
 TW_INLINE __mmask16 lane_mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 TW_INLINE vf load_first(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps(lane_mask(n), p); }
@@ -94,8 +95,8 @@ TW_INLINE void store_first(float* p, vf v, int n) {
 }
 #endif
 
-// kLanes bytes as lanes of 32 bits, and the lowest byte of each lane. (__builtin_convertvector between bytes and lanes
-// comes out as scalar code with AVX2.)
+// Widens kLanes bytes to lanes of 32 bits, and stores the lowest byte of each lane. (__builtin_convertvector between
+// bytes and lanes compiles to scalar code with AVX2.)
 #if defined(__AVX512F__)
 TW_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 TW_INLINE vi widen_bytes(const uint8_t* p) { return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen_bytes(p)); }
@@ -131,9 +132,10 @@ TW_INLINE void store_low_bytes(void* p, vi v) {
 #endif
 
 TW_INLINE vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-// As NumPy and PyTorch: a NaN in either operand gives NaN.
+// The larger of two values, as in NumPy and PyTorch: a NaN in either operand gives NaN.
 TW_INLINE vf max_nan(vf a, vf b) { return select((a > b) | (a != a), a, b); }
 
+// Adds up the lanes pairwise, by halves.
 TW_INLINE float sum_lanes(vf v) {
   float t[kLanes];
   store(t, v);

@@ -1,8 +1,7 @@
-// Convolution with sparse weights. The image is cut into as many blocks as a vector has lanes, and a vector holds one
-// pixel of every block: the same pixel of each, so that the neighbour of a pixel is another whole vector, and no vector
-// is ever shifted. Blocks are stored with the pixels around them that the filter reads (a halo), and where the stride
-// is not 1, sorted into one image per phase of the stride. A 1x1 convolution, or a linear layer, has no halo; its
-// pixels are blocks of up to four.
+// Convolution with sparse weights. The image is cut into as many blocks as a vector has lanes, and a vector holds the
+// same pixel of every block. So the neighbour of a pixel is another whole vector, and no vector is ever shifted. Blocks
+// are stored with the halo that the filter reads, and if the stride is not 1, sorted into one image per phase of the
+// stride. A 1x1 convolution, or a linear layer, has no halo; its blocks are up to four pixels.
 #include <algorithm>
 #include <atomic>
 #include <climits>
@@ -21,15 +20,16 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The blocks of all images, `lanes` of which are a group with a buffer (channel, phase, row, column, lane).
+// How images are cut into blocks. `lanes` blocks are a group, whose inputs are stored as (channel, phase, row, column,
+// lane).
 struct LaneBlocks {
   ConvShape s;
-  int64_t lanes, down, across;  // blocks of an image
-  int64_t height, width;        // of a block of outputs
-  int64_t phases_y, phases_x;   // of the stride that the filter reads
-  int64_t rows, columns;        // of a block of inputs in one phase, halo included
+  int64_t lanes, down, across;  // blocks of a group; blocks of an image in each direction
+  int64_t height, width;        // outputs of a block
+  int64_t phases_y, phases_x;   // phases of the stride that the filter reads
+  int64_t rows, columns;        // inputs of a block in one phase, halo included
   int64_t groups, channel_floats;
-  int64_t vectors = 0;  // of a row of pixels, which the groups share evenly; 0: all blocks have the same width
+  int64_t vectors = 0;  // a single row of pixels: its vectors, which the groups share evenly; otherwise 0
 
   LaneBlocks(const ConvShape& shape, int64_t down, int64_t across)
       : s(shape), lanes(active_sparse().lanes), down(down), across(across) {
@@ -37,7 +37,7 @@ struct LaneBlocks {
     phases_y = std::min(s.sh, s.reach_h()), phases_x = std::min(s.sw, s.reach_w());
     rows = height + (s.reach_h() - 1) / s.sh, columns = width + (s.reach_w() - 1) / s.sw;
     groups = ceil_div(s.n * down * across, lanes);
-    // An odd number of cache lines: channels then begin in different sets of the cache.
+    // An odd number of cache lines, so that channels begin in different sets of the cache.
     channel_floats = (phases_y * phases_x * rows * columns | 1) * lanes;
   }
 
@@ -45,7 +45,7 @@ struct LaneBlocks {
   int64_t row_tiles() const { return ceil_div(width, kTileVectors); }
   int64_t tiles() const { return height * row_tiles(); }
 
-  // The cost of the layout in loads of vectors, if each input is read for `weights` of its channel.
+  // The cost of the layout in loads of vectors, if each input is read by `weights` weights of its channel.
   double cost(double weights) const {
     const double steps = static_cast<double>(groups * height * (2 * width + row_tiles())) / 2;
     const double inputs = static_cast<double>(groups * phases_y * phases_x * rows * columns);
@@ -54,7 +54,7 @@ struct LaneBlocks {
   }
 };
 
-// Cuts images into blocks so that few lanes are empty, few pixels are stored twice, and a group fits the L2 cache.
+// Chooses the blocks: few lanes should be empty, few pixels stored twice, and a group should fit the L2 cache.
 LaneBlocks choose_blocks(const ConvShape& s, int64_t nonzeros) {
   const int64_t lanes = active_sparse().lanes;
   if (s.kh == 1 && s.kw == 1 && s.sw == 1 && s.oh == 1 && s.n == 1) {
@@ -78,7 +78,7 @@ LaneBlocks choose_blocks(const ConvShape& s, int64_t nonzeros) {
   return best;
 }
 
-// Where the inputs of each column (channel, filter row, filter column) are, from a tile's first input on.
+// The offset of the input of each column (channel, filter row, filter column), from a tile's first input on.
 std::vector<int32_t> column_offsets(const LaneBlocks& b) {
   std::vector<int32_t> offsets;
   for (int64_t c = 0; c < b.s.c; ++c) {
@@ -94,7 +94,7 @@ std::vector<int32_t> column_offsets(const LaneBlocks& b) {
   return offsets;
 }
 
-// The blocks of a group: image, first output row and first output column of each lane.
+// The blocks of a group: the image, first output row and first output column of each lane.
 struct Group {
   Group(const LaneBlocks& b, int64_t group) : columns(b.columns) {
     const int64_t first = b.vectors * group / b.groups;
@@ -108,11 +108,11 @@ struct Group {
     }
   }
 
-  int64_t columns;  // of a block of inputs
+  int64_t columns;  // input columns of a block
   int64_t image[kMaxLanes], y[kMaxLanes], x[kMaxLanes];
 };
 
-// Copies the input row `row` of a group's blocks in one phase of rows. `zeros`: a pixel of zeros.
+// Copies input row `row` of a group's blocks in one phase of rows. `zeros` is a pixel of zeros, for padding.
 void fill_row(const LaneBlocks& b, const Group& group, const float* x, int64_t pitch, int64_t phase_y, int64_t row,
               const float* zeros, float* to) {
   const ConvShape& s = b.s;
@@ -145,7 +145,7 @@ void fill_row(const LaneBlocks& b, const Group& group, const float* x, int64_t p
   }
 }
 
-// A tile: up to kTileVectors neighbouring columns of one row of a group's blocks.
+// A register tile: up to kTileVectors neighbouring columns of one row of a group's blocks.
 struct Tile {
   Tile(const LaneBlocks& b, const Group& group, int64_t tile)
       : row(tile / b.row_tiles()), column(b.width * (tile % b.row_tiles()) / b.row_tiles()) {
@@ -155,7 +155,8 @@ struct Tile {
 
   int64_t input(const LaneBlocks& b) const { return (row * b.columns + column) * b.lanes; }
 
-  // The output pixel of every lane of every vector, counted through all images; -1 past the end of a block or image.
+  // The number of the output pixel (through all images) of every lane of every vector; -1 past the end of a block or
+  // image.
   void pixels(const LaneBlocks& b, const Group& group, int64_t* pixel) const {
     for (int v = 0; v < vectors; ++v) {
       for (int64_t lane = 0; lane < b.lanes; ++lane) {
@@ -170,15 +171,15 @@ struct Tile {
   int vectors;
 };
 
-// Channels of an input up to which a graph reads planes (add_float_conv in bindings/graph.cpp).
-constexpr int64_t kMaxPlanes = 16;
+// Inputs with at most this many channels are read as planes by a graph (add_float_conv in bindings/graph.cpp).
+constexpr int64_t kMaxPlanes = 16;  // chosen, there
 
 bool is_row_of_pixels(const ConvShape& s) {
   const bool point = s.kh == 1 && s.kw == 1 && s.sh == 1 && s.sw == 1 && s.ph == 0 && s.pw == 0;
   return point && s.n == 1 && s.h == 1 && s.oh == 1 && s.w == s.ow;
 }
 
-// A 1x1 convolution of whole images takes all pixels as one row.
+// Treats all pixels as one row if the convolution is pointwise.
 ConvShape with_pixels_in_a_row(ConvShape s, int64_t pitch) {
   const bool whole = s.kh == 1 && s.kw == 1 && s.sh == 1 && s.sw == 1 && s.ph == 0 && s.pw == 0;
   if (!whole || pitch == 0 || s.oh != s.h || s.ow != s.w) return s;
@@ -187,9 +188,9 @@ ConvShape with_pixels_in_a_row(ConvShape s, int64_t pitch) {
   return s;
 }
 
-// The cost of a convolution, or of a few rows, in vector multiplications of a dense convolution. The coefficients were
-// fitted to 8,754 layers of random shapes and 2,743 products of one to five rows, with AVX-512 and AVX2 together, on a
-// Sapphire Rapids (benchmarks/pruned.py compares choices with times).
+// Estimates the cost of a sparse convolution in vector multiplications of a dense one. The coefficients were fitted to
+// 8,754 layers of random shapes and 2,743 products of one to five rows, with AVX-512 and AVX2 together, on a Sapphire
+// Rapids (benchmarks/pruned.py compares choices with times).
 double cost_of(const LaneBlocks& b, double nonzeros) {
   const ConvShape& s = b.s;
   const double lanes = static_cast<double>(b.lanes), outputs = static_cast<double>(s.o);
@@ -208,7 +209,7 @@ std::atomic<bool> preferred{false};
 
 }  // namespace
 
-// How a convolution of one size is computed; planned once.
+// The blocks and offsets for a convolution of one size.
 struct PackedSparse::ConvPlan {
   ConvPlan(const ConvShape& s, int64_t nonzeros)
       : blocks(choose_blocks(s, nonzeros)), offsets(column_offsets(blocks)) {}
@@ -223,7 +224,7 @@ struct PackedSparse::ConvPlan {
 };
 
 std::shared_ptr<const PackedSparse::ConvPlan> PackedSparse::plan(const ConvShape& s) const {
-  constexpr std::size_t kMostPlans = 8;  // arbitrary: sizes whose plans are stored
+  constexpr std::size_t kMostPlans = 8;  // chosen: sizes whose plans are stored; arbitrary
   std::lock_guard<std::mutex> lock(layouts_->plans_mutex);
   auto& plans = layouts_->plans;
   for (const auto& plan : plans) {
@@ -236,6 +237,7 @@ std::shared_ptr<const PackedSparse::ConvPlan> PackedSparse::plan(const ConvShape
 
 namespace {
 
+// One call: its plan, weights and arrays.
 struct Convolution {
   const LaneBlocks& b;
   const std::vector<int32_t>& offsets;
@@ -245,7 +247,7 @@ struct Convolution {
   const ConvLayout& layout;
   float* y;
 
-  // Both take share `t` of `shares` of the groups [first, first + count), whose inputs are stored at `memory`.
+  // Both functions process share `t` of `shares` of groups [first, first + count), whose inputs are stored at `memory`.
   void fill(int64_t first, int64_t count, int t, int shares, float* memory) const {
     const int64_t lines = b.phases_y * b.rows, tasks = count * lines;
     for (int64_t i = tasks * t / shares; i < tasks * (t + 1) / shares; ++i) {
@@ -287,18 +289,18 @@ struct Convolution {
 void prefer_sparse(bool prefer) { preferred.store(prefer, std::memory_order_relaxed); }
 
 bool PackedSparse::pays(const ConvShape& shape, ConvAlgorithm dense, int64_t nonzeros) {
-  constexpr double kMargin = 0.85;  // of the cost: where the two are closer, a sixth of the choices would be wrong
+  constexpr double kMargin = 0.85;  // chosen: of the cost; if the two are closer, a sixth of the choices would be wrong
   const ConvShape s = with_pixels_in_a_row(shape, 1);
   const double weights = static_cast<double>(nonzeros), all = static_cast<double>(s.o * s.c * s.kh * s.kw);
-  if (2 * weights > all) return false;  // hardly ever, and the estimate takes time
+  if (2 * weights > all) return false;  // seldom faster, and the estimate takes time
   if (batch_invariant()) return false;  // the kernels for few rows and for tiles add in different orders
   if (preferred.load(std::memory_order_relaxed)) return true;
   if (!is_row_of_pixels(s) || !is_small_batch(s.ow)) {
-    // A multiplication takes longer in Winograd's products, which are smaller and between transforms.
+    // A multiplication takes longer in Winograd's products, which are small and alternate with transforms.
     const double dense_cost = static_cast<double>(algorithm_cost(shape, dense)) * (transforms(dense) ? 1.35 : 1.0);
     return cost_of(choose_blocks(s, nonzeros), weights) < kMargin * dense_cost;
   }
-  // Few rows: a dense product waits for its weights.
+  // A few rows: a dense product is bound by reading its weights.
   const double lanes = static_cast<double>(active_sparse().lanes), rows = static_cast<double>(s.ow);
   const bool in_l2 = all * sizeof(float) <= static_cast<double>(cache_sizes().l2);
   const double dense_cost = all * std::max(in_l2 ? 0.25 : 0.75, 1.6 * rows / lanes);
@@ -307,7 +309,7 @@ bool PackedSparse::pays(const ConvShape& shape, ConvAlgorithm dense, int64_t non
   return (3 * rows + 5.5 * passes) * weights / lanes + 150 * cells * rows + 750 < kMargin * dense_cost;
 }
 
-// A few pixels: the kernel for vectors, and what of the output stage it lacks.
+// A few pixels: the kernel for vectors, then the parts of the output stage that it lacks.
 void PackedSparse::convolve_rows(const ConvShape& s, const float* x, const ConvEpilogue& e, const ConvLayout& layout,
                                  float* y) const {
   const bool relu = e.activation == ConvActivation::relu && e.residual == nullptr;
@@ -321,8 +323,8 @@ void PackedSparse::convolve_rows(const ConvShape& s, const float* x, const ConvE
   }
 }
 
-// With many groups, each thread takes some, in waves that fit half of the L2 cache, or one by one where one block of
-// rows reads them. Otherwise the threads share every group.
+// If there are many groups, each thread processes some of them, in waves that fit half of the L2 cache, or one by one
+// if a single block of rows reads them. Otherwise the threads share every group.
 void PackedSparse::convolve(const ConvShape& shape, const float* x, const ConvEpilogue& e, const ConvLayout& layout,
                             float* y) const {
   const ConvShape s = with_pixels_in_a_row(shape, layout.x_pitch);

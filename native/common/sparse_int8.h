@@ -1,5 +1,5 @@
-// A linear layer with sparse int8 weights on float activations: each row of them becomes integers by its own scale, the
-// products are exact in 32 bits, and the result is scaled back. Knows nothing of Python.
+// A linear layer with sparse int8 weights on float activations: each row of activations is quantized by its own scale
+// (dynamic quantization), the products are exact in 32 bits, and the result is scaled back. Independent of Python.
 #pragma once
 
 #include "common/sparse_pack.h"
@@ -8,7 +8,7 @@
 namespace tw {
 
 // The widest matrix whose sums cannot overflow: 127 * 127 * columns < 2^31.
-constexpr int64_t kInt8MostColumns = 133000;
+constexpr int64_t kInt8MostColumns = 133000;  // definition: 2^31 / 127^2, rounded down to thousands
 
 class PackedSparseInt8 {
  public:
@@ -17,7 +17,7 @@ class PackedSparseInt8 {
   void to_dense(int8_t* dense) const { packed_.to_dense(dense); }
   // sums (batch, rows) = x (batch, columns) Aᵀ
   void sums(const int8_t* x, int64_t batch, int32_t* sums) const;
-  // y (batch, rows) = sums * scale[row] * (the row's own scale) + bias, then ReLU where asked; bias may be null.
+  // y (batch, rows) = sums * scale[row] * (scale of the activations) + bias, then ReLU if asked; bias may be null.
   void linear(const float* x, int64_t batch, const float* scale, const float* bias, bool relu, float* y) const;
 
   int64_t rows() const { return packed_.rows(); }

@@ -1,4 +1,4 @@
-// The layouts of a PackedSparse: each is packed from another one at its first use.
+// The layouts of a PackedSparse. Each is packed at its first use, from one that exists.
 #pragma once
 
 #include "common/sparse_matrix.h"

@@ -37,17 +37,18 @@ int64_t PackedSparse::nbytes() const {
 }
 
 int PackedSparse::threads_for(int64_t multiply_adds, int64_t shares) const {
-  constexpr int64_t kMinWorkPerThread = 200000;
+  constexpr int64_t kMinWorkPerThread = 200000;  // chosen: multiply-adds
   return static_cast<int>(
       std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kMinWorkPerThread)}));
 }
 
-// Up to here vectors one by one beat a tile: of 16 in AVX-512's cells, of 8 beside AVX2's strips (benchmarks/sparse.py,
-// "1024×1024 at 70%, batch 4").
+// Up to this batch, single vectors are faster than a tile: of 16 with AVX-512's cells, of 8 with AVX2's strips
+// (benchmarks/sparse.py, "1024×1024 at 70%, batch 4").
 bool PackedSparse::is_small_batch(int64_t batch) {
   return batch <= (active_sparse_strips().vectors != nullptr ? 4 : 5);
 }
 
+// A large batch is a pointwise convolution. A small one uses strips if they exist and x is finite, else cells.
 void PackedSparse::times_rows(const float* x, int64_t x_pitch, int64_t batch, const SparseEpilogue& epilogue, float* y,
                               int64_t y_pitch) const {
   if (batch == 0) return;

@@ -1,6 +1,6 @@
 // A sparse matrix in the layouts of native/kernels/sparse.h, packed from a dense one, and its products: with the rows
-// of a matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws
-// std::bad_alloc when memory runs out.
+// of a matrix (a linear layer) and with the patches of images (a convolution). Independent of Python; throws
+// std::bad_alloc if memory is exhausted.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ class PackedStrips;
 
 class PackedSparse {
  public:
-  // The layout for a few vectors is packed at once, or the one for batches; others at their first use.
+  // Packs the layout for a few vectors, or the one for batches; others at their first use.
   PackedSparse(const float* dense, int64_t rows, int64_t columns, bool for_batches = false);
   ~PackedSparse();
   PackedSparse(PackedSparse&&) noexcept;
@@ -25,14 +25,14 @@ class PackedSparse {
   // y (batch, rows) = x (batch, columns) Aᵀ, rows `pitch` floats apart
   void times_rows(const float* x, int64_t x_pitch, int64_t batch, const SparseEpilogue& epilogue, float* y,
                   int64_t y_pitch) const;
-  // y = act(conv(x) + bias + residual) with channels last, one group; the columns are (channel, kernel row, kernel
-  // column). x may be planes. In sparse_conv.cpp.
+  // y = act(conv(x) + bias + residual) with channels last and one group; the columns of the matrix are (channel, filter
+  // row, filter column). x may be planes. In sparse_conv.cpp.
   void convolve(const ConvShape& s, const float* x, const ConvEpilogue& e, const ConvLayout& layout, float* y) const;
 
-  // Whether skipping zeros is clearly cheaper than a dense algorithm: an estimate, the same in every run.
+  // Whether skipping zeros is clearly cheaper than a dense algorithm: an estimate that is the same in every run.
   static bool pays(const ConvShape& s, ConvAlgorithm dense, int64_t nonzeros);
 
-  static bool is_small_batch(int64_t rows);  // so few that they take the kernel for vectors
+  static bool is_small_batch(int64_t rows);  // few enough for the kernel for vectors
 
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
@@ -61,7 +61,7 @@ class PackedSparse {
   std::unique_ptr<Layouts> layouts_;
 };
 
-// Lets `PackedSparse::pays` say yes wherever half of the weights are zero: small layers are tested this way.
+// Makes `PackedSparse::pays` return true whenever half of the weights are zero: for tests of small layers.
 void prefer_sparse(bool prefer);
 
 }  // namespace tw

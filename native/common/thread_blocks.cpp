@@ -11,16 +11,17 @@
 namespace tw {
 namespace {
 
-// A block larger than this is let go when less is asked for; products and attention size theirs by the caches.
+// A block larger than this is freed when less is asked for; products and attention size theirs by the caches.
 constexpr std::size_t kKept[kScratchUses] = {
     std::size_t{16} << 20, SIZE_MAX, SIZE_MAX, std::size_t{16} << 20, SIZE_MAX, std::size_t{32} << 20, SIZE_MAX,
     std::size_t{16} << 20};
-std::atomic<std::size_t> most[kScratchUses];  // that a thread asked for in a shared task
+std::atomic<std::size_t> most[kScratchUses];  // the most that a thread asked for in a shared task
 std::atomic<unsigned> raises{0};
 
 thread_local ScratchBlocks own;
 thread_local ScratchBlocks* current_blocks = nullptr;
 
+// Raises the most that was asked for to `bytes`, and returns it.
 std::size_t raised(int use, std::size_t bytes) {
   std::size_t before = most[use].load(std::memory_order_relaxed);
   while (bytes > before) {
@@ -64,7 +65,7 @@ void ScratchBlocks::catch_up() {
   for (int i = 0; i < kScratchUses; ++i) {
     const std::size_t bytes = most[i].load(std::memory_order_relaxed);
     if (bytes <= of_[i].size()) continue;
-    std::memset(of_[i].grow(bytes), 0, bytes);  // the system too gives its pages now
+    std::memset(of_[i].grow(bytes), 0, bytes);  // touched, so that the system provides its pages now
   }
 }
 

@@ -1,4 +1,4 @@
-// A job is open while tasks are left; a worker enters only an open job, and the caller leaves when every worker that
+// A job is open while tasks are left. A worker enters only an open job, and the caller returns when every worker that
 // entered has left. A worker that wakes late finds the job closed and goes back to sleep: nobody waits for it.
 // Entering, claiming and leaving are single atomic operations; the lock is for sleeping and waking only.
 #include "common/thread_pool.h"
@@ -31,10 +31,10 @@ namespace {
 
 thread_local bool inside_task = false;
 
-// How long an idle thread looks for work before it sleeps: longer than the gap between two kernels of a model, less
-// than a scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another.
-constexpr auto kSpinTime = std::chrono::microseconds(300);
-constexpr int kSpinsBetweenLooks = 64;
+// How long an idle thread spins before it sleeps: longer than the gap between two kernels of a model, shorter than a
+// scheduler's time slice. Measured by the clock, because a pause takes 40 cycles on one CPU and 140 on another.
+constexpr auto kSpinTime = std::chrono::microseconds(300);  // chosen
+constexpr int kSpinsBetweenLooks = 64;                      // chosen: spins between two looks at the clock
 
 // Spins until `ready()` is true, for a bounded time; returns false if it never was.
 template <class Ready>
@@ -56,8 +56,8 @@ struct Job {
   bool near = false;
 };
 
-// On a machine with other work to do, the scheduler may wake a worker on the very core its caller keeps busy, time and
-// again. Forbidding that core for a moment moves the worker to another; nothing stays pinned.
+// On a busy machine, the scheduler may repeatedly wake a worker on the core that its caller keeps busy. Forbidding that
+// core for a moment moves the worker to another core; nothing stays pinned.
 #if defined(__linux__)
 int this_cpu() { return sched_getcpu(); }
 
@@ -118,10 +118,10 @@ class Pool {
   }
 
  private:
-  static constexpr int kClosed = -1;  // definition
+  static constexpr int kClosed = -1;  // definition: value of `inside_` of a closed job
 
-  // While the pool is this caller's and closed, its workers use nothing of theirs. Out of memory, a worker asks again
-  // itself.
+  // Grows the workers' scratch memory; safe because workers use none while the pool is closed. If memory is exhausted,
+  // a worker allocates for itself later.
   void catch_up() noexcept {
     try {
       for (std::size_t i = 1; i < blocks_.size(); ++i) blocks_[i].catch_up();
@@ -129,7 +129,7 @@ class Pool {
     }
   }
 
-  // No more workers than there are tasks for.
+  // Wakes at most `most` sleeping workers.
   void wake_sleepers(int most) {
     const int asleep = sleepers_.load();
     if (asleep == 0) return;
@@ -142,6 +142,7 @@ class Pool {
     sched_yield();  // a worker that wakes on this core can leave it at once
   }
 
+  // Runs tasks until none are left.
   void claim(const Job& job, int thread) {
     inside_task = true;
     if (job.near) {
@@ -159,7 +160,7 @@ class Pool {
   void claim_share(const Job& job, int thread) {
     std::atomic<int>& next = shares_[thread].next;
     const int end = share_begin(job, thread + 1);
-    while (next.load(std::memory_order_relaxed) < end) {  // a look is cheaper than a claim, where nothing is left
+    while (next.load(std::memory_order_relaxed) < end) {  // a load is cheaper than a claim if nothing is left
       const int task = next.fetch_add(1);
       if (task < end) job.fn(job.context, task);
     }
@@ -170,7 +171,7 @@ class Pool {
     return inside_.compare_exchange_strong(nobody, kClosed);
   }
 
-  // Waits for the workers that are inside to leave; then nobody may enter any more.
+  // Waits until all workers inside have left; then none can enter any more.
   void close() {
     if (close_if_empty() || (spins_ && spin([this] { return close_if_empty(); }))) return;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -193,6 +194,7 @@ class Pool {
     done_.notify_one();
   }
 
+  // The loop of a worker.
   void work(int thread) {
     use_blocks(&blocks_[thread]);
     unsigned version = 0;
@@ -221,8 +223,8 @@ class Pool {
   };
 
   const int threads_;
-  const bool spins_;                   // more threads than cores do not: they would spin in each other's way
-  std::vector<Share> shares_;          // of a job whose tasks are dealt out
+  const bool spins_;                   // false if there are more threads than cores, which would block each other
+  std::vector<Share> shares_;          // of a `near` job
   std::vector<ScratchBlocks> blocks_;  // of the workers; the caller has its own
   std::vector<std::thread> workers_;
   std::mutex mutex_;
@@ -231,15 +233,15 @@ class Pool {
   Job job_;  // written while closed, read inside
   std::atomic<int> sleepers_{0}, caller_cpu_{-1};
   std::atomic<bool> busy_{false};
-  // Each on a cache line of its own: all threads look at the first, and claim by the second, all the time.
+  // On separate cache lines: all threads read the first, and claim by the second, all the time.
   alignas(64) std::atomic<unsigned> generation_{0};
   alignas(64) std::atomic<int> next_{0};
   alignas(64) std::atomic<int> inside_{kClosed};  // workers in the job, or kClosed
 };
 
-// The pool is made at first use. Callers share ownership, so that set_num_threads may replace it while another Python
-// thread is inside. A forked child has no workers: it forgets the pool, leaked on purpose (its threads cannot be
-// joined).
+// The pool is created at first use. Callers share ownership, so that set_num_threads may replace it while another
+// Python thread uses it. A forked child has no workers: it leaks the pool on purpose, because its threads cannot be
+// joined.
 std::mutex pool_mutex;
 std::shared_ptr<Pool> shared_pool;
 std::atomic<int> wanted_threads{0};
@@ -249,7 +251,7 @@ void forget_pool_in_child() {
   new std::shared_ptr<Pool>(std::move(shared_pool));
 }
 
-thread_local int thread_limit = 0;  // of the work of this thread; 0 for none
+thread_local int thread_limit = 0;  // of this thread's calls; 0: no limit
 
 int pool_threads() {
   const int n = wanted_threads.load();
@@ -274,7 +276,7 @@ ThreadLimit::ThreadLimit(int threads) : before_(thread_limit) { thread_limit = t
 ThreadLimit::~ThreadLimit() { thread_limit = before_; }
 
 void set_num_threads(int n) {
-  std::shared_ptr<Pool> old;  // destroyed, and its workers joined, after the lock is gone
+  std::shared_ptr<Pool> old;  // destroyed, and its workers joined, after the lock is released
   std::lock_guard<std::mutex> lock(pool_mutex);
   wanted_threads.store(n);
   if (shared_pool && shared_pool->threads() != n) old = std::move(shared_pool);

@@ -1,12 +1,12 @@
-// The extension's own threads. `parallel_for(tasks, f)` calls f(0) ... f(tasks - 1), each exactly once, the caller
-// working along. Tasks are claimed from a counter, so uneven ones balance. A second Python thread that arrives while
-// the pool is busy, and a call from inside a task, run their tasks alone: never a deadlock, never more threads than
-// asked.
+// The extension's thread pool. `parallel_for(tasks, f)` calls f(0) ... f(tasks - 1), each exactly once, on the workers
+// and the caller. Tasks are claimed from a counter, so uneven ones balance. A second Python thread that arrives while
+// the pool is busy, and a call from inside a task, run their tasks alone: so there are no deadlocks, and never more
+// threads than requested.
 #pragma once
 
 namespace tw {
 
-bool in_shared_task();        // whether this thread works on a task of several threads' job
+bool in_shared_task();        // whether this thread runs a task of a job that several threads share
 int num_threads();            // threads available to the calling thread
 void set_num_threads(int n);  // n >= 1, checked by the caller
 
@@ -23,7 +23,7 @@ class ThreadLimit {
 };
 
 using TaskFn = void (*)(void* context, int task);
-// `near`: each thread starts with the same share of the tasks whenever their number is the same, and helps the others
+// `near`: a thread always starts with the same share of the tasks, if their number is the same, and helps the others
 // afterwards.
 void run_tasks(int tasks, TaskFn fn, void* context, bool near = false);
 

@@ -5,12 +5,12 @@
 namespace tw {
 namespace {
 
-constexpr int kTrialRuns = 4;  // of one count; the first wakes threads and does not count
-constexpr int kBetween = 200;  // runs between two trials: what a losing count costs stays below two percent
-constexpr double kMaxRelativeSeconds =
-    0.97;                           // more threads, or a change, must gain this much (benchmarks/decode.py threads)
-constexpr double kShare = 1.0 / 8;  // of a run in what is remembered
-constexpr double kOutlier = 4.0;    // a run that took so many times as long counts as this
+constexpr int kTrialRuns = 4;  // chosen: runs of one count; the first wakes threads and is ignored
+constexpr int kBetween = 200;  // chosen: runs between two trials; a slow count then costs less than two percent
+// chosen: relative time that a change to another count must reach (benchmarks/decode.py threads)
+constexpr double kMaxRelativeSeconds = 0.97;
+constexpr double kShare = 1.0 / 8;  // chosen: weight of a new run in the moving average
+constexpr double kOutlier = 4.0;    // chosen: a run counts as at most this many times the average
 
 }  // namespace
 
@@ -30,7 +30,7 @@ int ThreadTrial::threads(int most) {
   return counts_[trial_ < counts_.size() ? trial_ : used_].threads;
 }
 
-// The fewest threads that no larger count beats by what a change must gain.
+// Uses the fewest threads that no larger count beats by the required gain.
 void ThreadTrial::settle() {
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     const double threshold = counts_[used_].seconds * (i == used_ ? 1.0 : kMaxRelativeSeconds);
@@ -38,11 +38,12 @@ void ThreadTrial::settle() {
   }
 }
 
+// Records a run: of the count on trial, or in the moving average of the count in use, after which a trial may start.
 void ThreadTrial::took(int threads, double seconds) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool trial = trial_ < counts_.size();
   if (counts_.empty() || counts_[trial ? trial_ : used_].threads != threads)
-    return;  // another thread's run came between
+    return;  // a run of another thread intervened
   ++runs_;
   if (trial) {
     double& mean = counts_[trial_].seconds;
@@ -61,10 +62,10 @@ void ThreadTrial::took(int threads, double seconds) {
   }
   double& mean = counts_[used_].seconds;
   mean += (std::min(seconds, kOutlier * mean) - mean) * kShare;
-  settle();  // when this count has become slower than another was, that one takes over at once
+  settle();  // if this count has become slower than another was, that one is used from now on
   if (runs_ < kBetween || counts_.size() == 1) return;
   runs_ = 0;
-  // The neighbours in turn: what is far from the best is seldom the best later.
+  // Try the two neighbours alternately: a count far from the best is seldom the best later.
   trial_ = used_ + 1 < counts_.size() && (up_ || used_ == 0) ? used_ + 1 : used_ - 1;
   up_ = !up_;
 }

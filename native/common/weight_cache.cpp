@@ -12,10 +12,11 @@
 namespace tw {
 namespace {
 
-constexpr std::size_t kMaxEntries = 4096;
-constexpr uint64_t kIdle = 1024;  // look-ups without a use: more than a network has layers
+constexpr std::size_t kMaxEntries = 4096;  // chosen
+constexpr uint64_t kIdle = 1024;           // chosen: look-ups without a use, more than a network has layers
 
-// Default size of the cache in bytes: ResNet-18's transformed filters take 200 MB (benchmarks/conv.py, "resnet18").
+// The default size of the cache in bytes: a sixteenth of the memory, within bounds. ResNet-18's transformed filters
+// take 200 MB (benchmarks/conv.py, "resnet18").
 int64_t default_limit() {
   const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   const int64_t memory = pages > 0 && page > 0 ? pages * page : 0;
@@ -54,7 +55,7 @@ struct Cache {
     return it->second.weights;
   }
 
-  // Takes the entry out, and hands its memory over when nobody else is using it.
+  // Removes an entry and returns its memory if nobody else is using it.
   std::shared_ptr<PackedWeights> remove(const WeightKey& key) {
     std::lock_guard<std::mutex> lock(mutex);
     auto it = slots.find(key);
@@ -63,11 +64,11 @@ struct Cache {
     bytes -= bytes_of(*weights);
     slots.erase(it);
     if (weights.use_count() > 1) return nullptr;
-    std::atomic_thread_fence(std::memory_order_acquire);  // what its last user read is behind us
+    std::atomic_thread_fence(std::memory_order_acquire);  // the reads of its last user are complete
     return weights;
   }
 
-  // Room for `size` bytes more without passing `most`; idle entries go where they must.
+  // Makes room for `size` more bytes within `most`, by evicting idle entries if necessary.
   bool make_room(int64_t size, int64_t most) {
     const auto full = [&] { return bytes + size > most || slots.size() >= kMaxEntries; };
     if (!full()) return true;
@@ -84,7 +85,7 @@ struct Cache {
 
   bool fits(const WeightKey& key, int64_t size, int64_t most) {
     std::lock_guard<std::mutex> lock(mutex);
-    const auto it = slots.find(key);  // its room will be handed over
+    const auto it = slots.find(key);  // its memory will be reused
     return make_room(it == slots.end() ? size : size - bytes_of(*it->second.weights), most);
   }
 

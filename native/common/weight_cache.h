@@ -1,5 +1,5 @@
-// Packed weights, kept between calls. The caller's weights are a writable array that anyone may change, so an entry is
-// never trusted by address alone: it holds a copy of the raw weights, and every use compares the two, byte for byte.
+// A cache of packed weights. The caller's weights are a writable array that anyone may change, so an entry is never
+// trusted by address alone: it has a copy of the raw weights, and every use compares the two, byte for byte.
 //
 // Bounded in bytes and entries. An entry in use is never evicted: networks cycle through their layers, and an LRU cache
 // would then miss on every call. Only entries that were not used during many calls are evicted; if that does not free
@@ -21,16 +21,16 @@ struct PackedWeights {
 
 struct WeightKey {
   const float* data;
-  int64_t numbers[8];  // shape and kind: whatever else the packed form depends on
+  int64_t numbers[8];  // shape, kind and whatever else the packed form depends on
 
   bool operator==(const WeightKey& other) const;
 };
 
-// The entry for this key if it still equals the `count` raw floats at key.data, else null.
+// Returns the entry for this key if its copy still equals the `count` raw floats at key.data, else null.
 std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t count);
 
-// Whether weights whose packed form has `packed_count` floats can be kept, once idle entries are gone. Large forms that
-// have a smaller alternative leave a quarter of the cache to others.
+// Whether weights whose packed form has `packed_count` floats fit the cache, after evicting idle entries. Large forms
+// that have a smaller alternative leave a quarter of the cache to others.
 bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative);
 
 // Creates an entry with a copy of the raw weights and space for the packed form, to be filled from that copy (so that
@@ -41,7 +41,7 @@ void keep_weights(const WeightKey& key, const std::shared_ptr<PackedWeights>& we
 void clear_weight_cache();
 int64_t weight_cache_bytes();
 int64_t weight_cache_limit();
-bool keep_weights_here(bool keep);           // whether calls of this thread may add entries; gives what held before
+bool keep_weights_here(bool keep);           // whether calls of this thread may add entries; returns the old value
 void set_weight_cache_limit(int64_t bytes);  // 0: a sixteenth of the machine's memory, from 96 MiB to 1 GiB
 
 }  // namespace tw

@@ -30,6 +30,7 @@ class Analysis {
   }
 
  private:
+  // Stores slices of channels, and reshapes that keep all channels, in their source's buffer.
   void alias_slices() {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       const int value = nodes_[i].output, source = nodes_[i].inputs[0];
@@ -41,6 +42,8 @@ class Analysis {
     }
   }
 
+  // Lets the producers of a concatenation's inputs write into its result, where they can. An input that cannot be moved
+  // is copied when the graph runs.
   void alias_concat(std::size_t index) {
     const Graph::Node& node = nodes_[index];
     if (concat_is_slice(node)) {
@@ -52,7 +55,7 @@ class Analysis {
     int64_t channel = 0;
     for (int part : node.inputs) {
       const int root = sets_.root(node.output);
-      // An integer layer writes whole groups of four channels where the pitch is its own: it would overwrite others.
+      // With the default pitch an integer layer writes whole groups of four channels, and would overwrite a neighbour.
       const bool fills_pixel =
           descs_[part].is_integer() && descs_[part].default_pitch() == descs_[root].default_pitch();
       const bool movable = producer_[part] != nullptr && producer_[part]->writes_any_pitch() && !fills_pixel;
@@ -94,7 +97,7 @@ class Analysis {
     }
   }
 
-  // Views of another shape, whose condition depends on the pitch and padding of their source.
+  // Views are found last: whether one is possible depends on the pitch and padding of its source.
   void alias_views() {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       const int value = nodes_[i].output, source = nodes_[i].inputs[0];
@@ -108,8 +111,8 @@ class Analysis {
   const std::vector<Graph::Node>& nodes_;
   const std::vector<bool>& external_;
   std::vector<TensorDesc>& descs_;
-  std::vector<bool> any_pitch_;  // per value: its readers take any pitch
-  std::vector<const Op*> producer_;
+  std::vector<bool> any_pitch_;      // per value: every reader accepts any pitch
+  std::vector<const Op*> producer_;  // per value; null: an input
   AliasSets sets_;
 };
 

@@ -1,4 +1,4 @@
-// Executing a schedule: chunks of a batch, distributed over the threads, pass through the nodes of each batch stage.
+// Executes a schedule: chunks of a batch, distributed over the threads, pass through the nodes of each batch stage.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,8 +14,8 @@ class BatchRun {
            const std::vector<void*>& out, uint8_t* batch_memory)
       : nodes_(graph.nodes_), s_(schedule), in_(in), out_(out), batch_memory_(batch_memory) {}
 
-  // Takes the elements [first, first + count) of the batch through a stage. `tiles` is null or has a tile per node;
-  // `times_ns` is null or has an entry per value, to which the time of its operator is added.
+  // Takes elements [first, first + count) of the batch through a stage. `tiles` is null or has one tile per node;
+  // `times_ns` is null or has one entry per value, to which the time of its operator is added.
   void run_chunk(const Graph::Schedule::Stage& stage, int64_t first, int64_t count, Graph::Schedule::Arena& arena,
                  const Int8Tile* tiles, int64_t* times_ns) const {
     for (std::size_t i = stage.first; i < stage.last; ++i) {
@@ -39,6 +39,7 @@ class BatchRun {
     Graph::Schedule::Arena& arena;
   };
 
+  // The address of the first element of a chunk: in the caller's memory, the whole-batch buffer or the arena.
   char* address(int value, const Chunk& chunk) const {
     const Graph::Schedule::Allocation at = s_.allocations[value];
     const int64_t skip = chunk.first * s_.descs[value].storage();
@@ -60,6 +61,7 @@ class BatchRun {
     node.op->run(call);
   }
 
+  // Copies the inputs of a concatenation that were not computed in their place.
   void copy_concat_inputs(std::size_t i, const Chunk& chunk) const {
     const Graph::Node& node = nodes_[i];
     for (int part : s_.copies[i]) {
@@ -71,7 +73,8 @@ class BatchRun {
     }
   }
 
-  // The threads share the rows of the group's result. The time of an operator is the mean of the threads' times.
+  // Runs a fused tile group on each element of the chunk; the threads share the rows of its result. The time of an
+  // operator is the mean of the threads' times.
   void run_group(const TileGroup& group, const Chunk& chunk, int64_t* times_ns) const {
     std::vector<TiledOp> ops;
     for (std::size_t i = group.first; i <= group.last; ++i) {
@@ -109,6 +112,8 @@ class BatchRun {
   uint8_t* batch_memory_;
 };
 
+// Lists the matrix products of a run. A node has two slots: the last chunk of a batch may be smaller than the others
+// and then has another best tile.
 std::vector<GraphProduct> Graph::products(const Schedule& s, int64_t batch) const {
   std::vector<GraphProduct> products;
   if (batch == 0) return products;
@@ -128,6 +133,8 @@ std::vector<GraphProduct> Graph::products(const Schedule& s, int64_t batch) cons
   return products;
 }
 
+// Takes the whole batch through the first stage, then through the second one. Workers take the next chunk as soon as
+// they are free; each has an arena.
 void Graph::run(Schedule& s, int64_t batch, const std::vector<const void*>& in, const std::vector<void*>& out,
                 const std::vector<Int8Tile>& tiles, int64_t* times_ns) const {
   if (batch == 0) return;
@@ -156,7 +163,7 @@ void Graph::run(Schedule& s, int64_t batch, const std::vector<const void*>& in, 
                       slots[c == split.chunks - 1], times);
       }
     };
-    // One worker must not be a task of the pool: an operator inside a task cannot use the threads.
+    // A single worker is not made a task of the thread pool: operators inside a task cannot use the threads.
     if (split.workers == 1) {
       work(0);
     } else {

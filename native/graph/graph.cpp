@@ -22,10 +22,12 @@ int Graph::add_input(const TensorDesc& desc) {
   return inputs_.back();
 }
 
+// Adds an operator that reads these values, and returns the number of its result.
 int Graph::add(std::unique_ptr<Op> op, std::vector<int> inputs) {
   const std::size_t most = op->is_concat() ? inputs.size() : kMaxOperands;
   require(!inputs.empty() && inputs.size() <= most, "an operator reads between one and four values");
-  // Shapes are inferred at once where the sizes of all inputs are known, so that a misfit is reported here.
+  // If the sizes of all inputs are known, shapes are inferred here, so that a misfit is reported at the faulty
+  // operator.
   TensorDesc result;
   std::vector<TensorDesc> in;
   for (int value : inputs) {
@@ -62,7 +64,7 @@ int Graph::quantized_rows(int value) {
 
 void Graph::add_output(int value) {
   check_value(value);
-  // Sized floats leave the graph as planes, in memory of their own; other values are computed in the output's memory.
+  // Floats of known size are converted to planes in the caller's array. Other values are computed there directly.
   const bool is_input = std::count(inputs_.begin(), inputs_.end(), value) > 0;
   if (descs_[value].sized && !descs_[value].is_integer() && (is_input || descs_[value].layout != Layout::planes)) {
     value = add(layout_op(Layout::planes), {channels_last(value)});
@@ -93,7 +95,8 @@ const Op* Graph::producer(int value) const {
   return nullptr;
 }
 
-// Replaces an operator and its only reader by one operator where there is one for both, at the place of the reader.
+// Replaces pairs of an operator and its only reader by one fused operator, where `fuse_with` offers one. The fused
+// operator takes the reader's place in the order.
 void Graph::fuse_pairs() {
   std::vector<int> readers(descs_.size(), 0);
   for (const Node& node : nodes_) {

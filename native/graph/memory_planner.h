@@ -1,4 +1,4 @@
-// Memory planning: offsets for buffers such that those alive at the same time do not overlap.
+// Memory planning: gives buffers offsets in one block of memory so that buffers alive at the same time do not overlap.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace tw {
 
-// A value as an operator sees it while it runs: `desc` for one batch element, `data` of all of them.
+// A value as an operator receives it at run time: `desc` describes one batch element, `data` points to all of them.
 struct Operand {
   const TensorDesc* desc = nullptr;
   void* data = nullptr;
@@ -20,7 +20,7 @@ struct Operand {
   uint8_t* bytes() const { return static_cast<uint8_t*>(data); }
   LastImage floats(int64_t batch) const { return desc->floats(batch, data); }
 
-  // A row of pixels of one image, without its padding.
+  // Row `row` of one image; the address of its first pixel inside the padding.
   uint8_t* row(int64_t image, int64_t row) const {
     const Int8Image at = desc->image(1);
     return bytes() + image * at.image_step() + at.inside() + row * at.row_step();
@@ -33,37 +33,39 @@ struct OpCall {
   int64_t batch;
   Operand in[kMaxOperands];
   Operand out;
-  const Int8Tile* tile = nullptr;  // of a matrix product; null: the default
+  const Int8Tile* tile = nullptr;  // tile of a matrix product; null: the default
 };
 
-// The input rows that an operator needs for row r of its result: [r * step + first, r * step + first + rows) of its
-// first input, row r of its second one. No rows: the operator cannot compute some rows alone.
+// The receptive field in rows. For row r of its result, an operator reads rows [r * step + first, r * step + first +
+// rows) of its first input and row r of its second one. `rows` of 0: the operator can only compute whole images.
 struct ReceptiveField {
   int64_t first = 0, rows = 0, step = 1;
 };
 
-// An operator must compute the same numbers for a batch element whatever else is in the batch.
+// An operator. It must compute the same numbers for a batch element whatever else is in the batch.
 class Op {
  public:
   virtual ~Op() = default;
-  virtual TensorDesc infer(const std::vector<TensorDesc>& in) const = 0;  // throws std::invalid_argument on a misfit
+  virtual TensorDesc infer(const std::vector<TensorDesc>& in) const = 0;  // shapes; throws std::invalid_argument
   virtual void run(const OpCall& call) const = 0;
 
   // --- what alias analysis and the memory planner ask ---
-  virtual bool is_concat() const { return false; }      // `run` copies one input to its channels
-  virtual int64_t first_channel() const { return -1; }  // of a slice of channels; 0: all of them, in another shape
+  virtual bool is_concat() const { return false; }      // `run` copies one input into its channels
+  virtual int64_t first_channel() const { return -1; }  // >= 0: the result is channels of the input from this one on
   virtual bool is_view(const TensorDesc&) const { return false; }  // the result is the input's bytes, unchanged
-  virtual bool runs_in_place(const TensorDesc&, const TensorDesc&) const { return false; }  // over its first input
+  virtual bool runs_in_place(const TensorDesc&, const TensorDesc&) const {
+    return false;
+  }  // may overwrite its first input
   virtual bool reads_int16() const { return false; }
-  virtual bool reads_any_pitch() const { return true; }   // of its first input
-  virtual bool writes_any_pitch() const { return true; }  // and nothing beside its channels
+  virtual bool reads_any_pitch() const { return true; }   // the first input may have any pitch
+  virtual bool writes_any_pitch() const { return true; }  // and it writes its channels only
 
   // --- what scheduling asks ---
   virtual ReceptiveField receptive_field() const { return {}; }
-  virtual int64_t multiply_adds(const TensorDesc&) const { return 0; }  // per batch element of the result
+  virtual int64_t multiply_adds(const TensorDesc&) const { return 0; }  // for one batch element
   virtual int64_t weight_bytes() const { return 0; }
-  virtual const Int8Layer* product() const { return nullptr; }  // of a plain matrix product, which takes a tile
-  // One operator that computes this one and then `next`, which alone reads its result; null: there is none.
+  virtual const Int8Layer* product() const { return nullptr; }  // of a plain matrix product, whose tile can be tuned
+  // Returns one operator that computes this one and then `next`, the only reader of its result; null if there is none.
   virtual std::unique_ptr<Op> fuse_with(const Op&) const { return nullptr; }
 };
 

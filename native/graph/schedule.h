@@ -1,5 +1,5 @@
-// The schedule of a graph for one size of input: shapes, allocations, fused tile groups and batch stages. It is made by
-// schedule.cpp and executed by executor.cpp.
+// The schedule of a graph for one set of input sizes: shapes, allocations, fused tile groups and batch stages. Built by
+// schedule.cpp, executed by executor.cpp.
 #pragma once
 
 #include <algorithm>
@@ -17,25 +17,26 @@ namespace tw {
 
 class Graph::Schedule {
  public:
-  static constexpr std::size_t kMaxFreeArenas = 16;         // for later runs; arbitrary
-  static constexpr std::size_t kMaxFreeBytes = 8 << 20;     // of one of them, where more than four are free; arbitrary
-  static constexpr int64_t kMultiplyAddsPerWake = 1 << 20;  // take as long as waking a thread
-  static constexpr int64_t kOverread = 64;                  // bytes past a value's last channel that a vector may read
+  static constexpr std::size_t kMaxFreeArenas = 16;         // chosen: kept for later runs; arbitrary
+  static constexpr std::size_t kMaxFreeBytes = 8 << 20;     // chosen: of larger ones at most four are kept; arbitrary
+  static constexpr int64_t kMultiplyAddsPerWake = 1 << 20;  // chosen: about as long as waking a thread
+  static constexpr int64_t kOverread =
+      64;  // hardware: bytes of the widest vector, which may be read past a value's last channel
 
-  // Bytes of a chunk: half of the second-level cache, at most of a usual one of 1 MiB; the rest is for weights.
+  // The bytes of a chunk: half of the second-level cache, at most 512 KiB; the other half is for weights.
   static int64_t chunk_bytes() { return std::min<int64_t>(512 << 10, cache_sizes().l2 / 2); }
 
   enum class Memory { input, output, buffer };
   struct Allocation {
     Memory memory = Memory::input;
-    int index = 0;       // of the input, output or buffer
+    int index = 0;       // number of the input, output or buffer
     int64_t offset = 0;  // bytes to the value's first channel
   };
 
   std::vector<TensorDesc> descs;         // per value
   std::vector<Allocation> allocations;   // per value
-  std::vector<bool> skips;               // per node: it has nothing to do, or its tile group's last node does it
-  std::vector<std::vector<int>> copies;  // per concatenation: the inputs that are stored elsewhere
+  std::vector<bool> skips;               // per node: an alias, or computed by the last node of its tile group
+  std::vector<std::vector<int>> copies;  // per concatenation: the inputs that must be copied
   std::vector<TileGroup> groups;
   std::vector<int> group_of;      // per node: its tile group, or -1
   int64_t line_buffer_bytes = 0;  // of the largest group
@@ -43,13 +44,14 @@ class Graph::Schedule {
   struct BatchSplit {
     int64_t chunk, chunks, workers;
   };
-  // A batch stage: nodes that a chunk passes through before the next chunk. The last nodes, where one element is small,
-  // may be a stage of their own, whose chunks have many elements that share each reading of the weights.
+  // A batch stage: nodes that one chunk passes through before the next chunk starts. Where late activations are small,
+  // the last nodes are a second stage with larger chunks, so that more elements share each reading of the weights.
   struct Stage {
     std::size_t first = 0, last = 0;
-    int64_t pooled = 0, padded = 0;  // bytes per element of the buffers without and with padding
+    int64_t pooled = 0, padded = 0;  // bytes per element of buffers without padding (shared by lifetime) and with it
     int64_t max_chunk = 1, multiply_adds = 0;
 
+    // Splits a batch into chunks of at most `max_chunk` elements, a multiple of the number of threads if it has enough.
     BatchSplit split(int64_t batch) const {
       int64_t threads =
           std::min<int64_t>(num_threads(), std::max<int64_t>(1, batch * multiply_adds / kMultiplyAddsPerWake));
@@ -61,9 +63,9 @@ class Graph::Schedule {
   };
   Stage stages[2];
 
-  // A buffer is in the arena of its stage, at `offset` times the arena's elements. The value that the first stage
-  // leaves to the second one is in memory of the whole batch.
-  static constexpr int kWholeBatch = 2;  // definition
+  // A buffer is stored in its stage's arena at `offset` times the elements of a chunk. The value that the first stage
+  // passes to the second one is stored for the whole batch instead.
+  static constexpr int kWholeBatch = 2;  // definition: the `stage` of such a buffer
   struct BufferRecord {
     TensorDesc desc;
     int stage;
@@ -72,10 +74,12 @@ class Graph::Schedule {
   std::vector<BufferRecord> buffers;
   int64_t whole_batch_bytes = 0;  // per element
 
-  // Memory for one chunk of each stage. The stages share the memory of values without padding, because a worker is in
-  // one of them at a time. Padding is written once, when the arena is made.
+  // Memory for one chunk of each stage. A worker is in one stage at a time, so the stages share the memory of values
+  // without padding. Padding is written once, when the arena is created.
+  //
+  // Layout: pooled buffers of either stage | padded buffers of stage 0 | of stage 1 | line buffers of each thread.
   struct Arena {
-    int64_t elements[2], threads;  // `threads` may be in a tile group at a time
+    int64_t elements[2], threads;  // elements of a chunk per stage; threads with line buffers
     Buffer<uint8_t> bytes;
     bool holds(const int64_t (&wanted)[2], int64_t group_threads) const {
       return elements[0] >= wanted[0] && elements[1] >= wanted[1] && threads >= group_threads;

@@ -1,6 +1,6 @@
-// Fused tile groups: consecutive operators that run depth-first, a few rows at a time, because what is between them is
-// larger than the cache. Only line buffers of the intermediate values exist. The numbers are those of one operator
-// after the other.
+// Fused tile groups: consecutive operators computed depth-first, a few rows at a time, because the values between them
+// do not fit the cache. Only line buffers (sliding windows of rows) of the intermediate values are stored. The result
+// is bit for bit the one that the operators compute one after the other.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace tw {
 
-// Nodes [first, last], each of which alone reads the result of the one before it.
+// Nodes [first, last]. Each is the only reader of the result of the node before it.
 struct TileGroup {
   std::size_t first = 0, last = 0;
-  int64_t rows = 1;   // of the result that are computed at a time
-  int64_t bytes = 0;  // of the line buffers
+  int64_t rows = 1;   // rows of the last result computed at a time
+  int64_t bytes = 0;  // bytes of all line buffers
 };
 
-// One operator of a group for one batch element. `second` is a whole second input; its desc is null without one.
+// One operator of a group, for one batch element. `second` is its whole second input; `desc` is null if it has none.
 struct TiledOp {
   const Op* op;
   const TensorDesc* in;
@@ -25,11 +25,11 @@ struct TiledOp {
   const TensorDesc* out;
 };
 
-// The most rows at a time whose line buffers fit into `budget_bytes`. The data of `second` is not used.
+// Returns the group with as many rows at a time as line buffers of `budget_bytes` allow. Ignores the data of `second`.
 TileGroup choose_tile_rows(const std::vector<TiledOp>& ops, int64_t budget_bytes);
 
-// Computes the rows [first, last) of one batch element's result. `in` and `out` are whole images; `line_buffers` has
-// `group.bytes`. `times_ns` is null, or has an entry per operator, to which the time of its rows is added.
+// Computes rows [first, last) of the result of one batch element. `in` and `out` point to whole images; `line_buffers`
+// has room for `group.bytes`. `times_ns` is null or has one entry per operator, to which the time of its rows is added.
 void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, char* in, char* out, int64_t first,
                     int64_t last, char* line_buffers, int64_t* times_ns);
 

@@ -1,4 +1,4 @@
-// Activations that are fused into convolutions, one vector at a time. All propagate NaN.
+// The activations that convolutions fuse, one vector at a time. All of them propagate NaN.
 #pragma once
 
 #include "kernels/conv.h"
@@ -10,6 +10,7 @@ namespace {
 
 TW_INLINE vf clipped(vf v, float low, float high) { return vmin(splat(high), vmax(splat(low), v)); }
 
+// Applies an activation known at compile time. `slope` belongs to leaky ReLU.
 template <ConvActivation::Kind kind>
 TW_INLINE vf activate(vf v, [[maybe_unused]] float slope) {
   switch (kind) {
@@ -68,6 +69,7 @@ TW_INLINE void with_activation(ConvActivation::Kind kind, F&& f) {
   }
 }
 
+// Applies an activation known at run time.
 TW_INLINE vf activated(vf v, ConvActivation kind) {
   if (kind == ConvActivation::none) return v;
   if (kind == ConvActivation::relu) return activate<ConvActivation::relu>(v, 0.0f);

@@ -1,6 +1,6 @@
-// Fused attention, forward and backward, for one head at a time: the scores exist only as one small block of queries by
-// keys, so that memory grows with the sequence and not with its square. Queries, keys and values are read where they
-// lie: rows of `dim` floats any distance apart, as a packed projection has them.
+// Fused attention, forward and backward, for one head at a time (FlashAttention, Dao et al. 2022): scores exist only as
+// one small block of queries by keys, so memory grows with the length of the sequence and not with its square. Queries,
+// keys and values are read in place: rows of `dim` floats at any distance, as a fused projection stores them.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ struct RowsOut {
   int64_t stride;
 };
 
-// One head of one example. `causal` lets query t see the keys up to keys - queries + t, the last `window` of them if
-// that is not 0. Scores are cap * tanh(score / cap) if `cap` is not 0. The backward pass knows neither of the two.
+// One head of one example. `causal`: query t sees the keys up to keys - queries + t, only the last `window` of them if
+// that is not 0. Scores become cap * tanh(score / cap) if `cap` is not 0. The backward pass supports neither window nor
+// cap.
 struct AttentionHead {
   int64_t queries, keys, dim, value_dim;
   StridedRows q, k, v;
@@ -36,14 +37,15 @@ struct AttentionHead {
 };
 
 struct AttentionKernels {
-  // Floats of workspace that one call below needs.
+  // The floats of workspace that one call of `forward` or `backward` needs.
   int64_t (*forward_workspace)(int64_t dim, int64_t value_dim);
   int64_t (*backward_workspace)(int64_t queries, int64_t dim, int64_t value_dim);
   int64_t queries_per_block;
-  // Queries first ... last - 1, at most one block of them; logsumexp may be null.
+  // Computes queries [first, last), at most queries_per_block of them. logsumexp (one per query) is for `backward`; it
+  // may be null.
   void (*forward)(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp,
                   float* workspace);
-  // All of a head's gradients; gq, gk and gv need not be cleared.
+  // Computes the gradients gq, gk and gv of a head from gout, the gradient of out. They need not be cleared.
   void (*backward)(const AttentionHead& head, StridedRows gout, StridedRows out, const float* logsumexp, RowsOut gq,
                    RowsOut gk, RowsOut gv, float* workspace);
 };

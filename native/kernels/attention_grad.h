@@ -1,5 +1,6 @@
-// Backward: the scores are recomputed block by block from the saved logsumexp. Keys go in the outer loop, so that their
-// gradients and those of their values gather in the workspace; the queries' gradients are added to in the inner loop.
+// The backward pass: scores are recomputed block by block from the saved logsumexp. The outer loop is over blocks of
+// keys, so that their gradients and those of their values accumulate in the workspace; the gradients of the queries are
+// accumulated in place.
 #pragma once
 
 #include "kernels/attention_block.h"
@@ -8,12 +9,13 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Per key block: transposed keys and values, gradients of both. Per query block: the queries (scaled), the incoming
-// gradient, two blocks of scores. Per head: one number for every query.
+// The floats of workspace. Per block of keys: transposed keys and values, gradients of both. Per block of queries:
+// scaled queries, the incoming gradient, two blocks of scores. Per head: one number for every query (delta).
 int64_t backward_workspace(int64_t queries, int64_t dim, int64_t value_dim) {
   return 2 * kKeyBlock * (dim + value_dim) + kQueryBlock * (dim + value_dim) + 2 * kQueryBlock * kKeyBlock + queries;
 }
 
+// The parts of the workspace.
 struct GradientBlocks {
   float *keys, *values, *gkeys, *gvalues, *q, *gout, *weights, *gscores, *delta;
 
@@ -47,7 +49,7 @@ void scale_rows(RowsOut rows, int64_t count, int64_t dim, float factor) {
   }
 }
 
-// Sums gout * out over each row: the term that all scores of a row share in their gradient (Dao et al. 2022).
+// delta: the sum of gout * out over each row, which all scores of a row share in their gradient (Dao et al. 2022).
 void dot_rows(StridedRows a, StridedRows b, int64_t count, int64_t dim, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* x = a.data + i * a.stride;
@@ -57,7 +59,7 @@ void dot_rows(StridedRows a, StridedRows b, int64_t count, int64_t dim, float* o
   }
 }
 
-// weights: scores in, softmax weights out. gscores: gradient of the weights in, of the (unscaled) scores out.
+// Turns scores into softmax weights, and the gradient of the weights into that of the unscaled scores, in place.
 TW_INLINE void weights_and_gradient(float* weights, float* gscores, int64_t count, float logsumexp, float delta) {
   // A query with nothing to attend to has logsumexp = -inf; against +inf all its weights are 0.
   const float shift = logsumexp == -__builtin_inff() ? __builtin_inff() : logsumexp;
@@ -68,12 +70,13 @@ TW_INLINE void weights_and_gradient(float* weights, float* gscores, int64_t coun
   });
 }
 
-// The first query that sees key j.
+// Returns the first query that sees key j.
 TW_INLINE int64_t first_query(const AttentionHead& head, int64_t j) {
   const int64_t t = head.causal ? j - (head.keys - head.queries) : 0;
   return t < 0 ? 0 : t;
 }
 
+// With S = scaled scores, W = softmax(S) and O = W V: gV = W' gO, gS = W (gO V' - delta), gQ = gS K, gK = gS' Q.
 void backward(const AttentionHead& head, StridedRows gout, StridedRows out, const float* logsumexp, RowsOut gq,
               RowsOut gk, RowsOut gv, float* workspace) {
   const int64_t dim = head.dim, value_dim = head.value_dim;

@@ -8,8 +8,8 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Number of floats below which a second thread costs more than it saves.
-constexpr int64_t kMinWorkForThreads = 16384;
+// With fewer floats than this, a second thread costs more than it saves.
+constexpr int64_t kMinWorkForThreads = 16384;  // chosen
 
 // Calls f(first, last) for runs of `count` items of `floats` floats each, divided among the threads.
 template <class F>
@@ -23,6 +23,7 @@ TW_INLINE void put(float* to, vf v, int64_t count) {
   count >= kLanes ? store(to, v) : store_first(to, v, static_cast<int>(count));
 }
 
+// Converts NCHW to NHWC, a row of an image at a time.
 void from_planes(const LastImage& x, const LastImage& y) {
   const int64_t plane = x.h * x.w;
   for_runs(x.n * x.h, x.w * x.c, [&](int64_t first, int64_t last) {
@@ -39,7 +40,7 @@ void from_planes(const LastImage& x, const LastImage& y) {
   });
 }
 
-// Converts each channel of an image to a row of `row` floats that starts with its pixels.
+// Writes each channel of an image as a row of its pixels; rows are `row` floats apart.
 void to_rows(const LastImage& x, int64_t row, float* to) {
   const PlaneEpilogue none{nullptr, nullptr, ConvActivation::none};
   const int64_t plane = x.h * x.w, vectors = ceil_div(x.c, kLanes);
@@ -83,10 +84,11 @@ Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
   return {larger(0, y), smaller(s.h, y + s.kh), larger(0, x), smaller(s.w, x + s.kw)};
 }
 
-// Calls of_window(from, window, out), which computes as many neighbouring vectors of channels as `out` has.
+// Calls of_window(from, window, out) for every output pixel, with up to four vectors of channels in `out` to compute at
+// once.
 template <class F>
 void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& of_window) {
-  constexpr int kTogether = 4;
+  constexpr int kTogether = 4;  // definition: vectors of channels
   for_runs(x.n * s.oh, s.ow * x.c * s.kh * s.kw, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* image = x.data + row / s.oh * s.h * s.w * x.pitch;
@@ -109,7 +111,7 @@ void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& o
   });
 }
 
-// Calls f(pixel) for the pixels of a window, with a pointer to the channels of `from`.
+// Calls f(pointer) for the pixels of a window, with the address of the channel `from` points to.
 template <class F>
 TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& w, const float* from, F&& f) {
   for (int64_t iy = w.y0; iy < w.y1; ++iy) {
@@ -121,7 +123,7 @@ TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& 
 void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
   pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
     constexpr int kVectors = sizeof(out) / sizeof(vf);
-    vi nan[kVectors] = {};  // the maximum instruction ignores a NaN
+    vi nan[kVectors] = {};  // lanes that met a NaN, which the maximum instruction ignores
     for (int v = 0; v < kVectors; ++v) out[v] = splat(-__builtin_inff());
     for_pixels(s, x, w, from, [&](const float* at) {
 #pragma GCC unroll 4
@@ -226,6 +228,7 @@ float sum_of_run(const LastImage& x, const float* from, int64_t channels, F&& f)
   return sum_lanes(total) + remainder;
 }
 
+// Two passes over the data for mean and variance, which avoids cancellation, and one to normalize.
 void group_norm(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps,
                 const LastImage& y) {
   const int64_t each = x.c / groups, plane = x.h * x.w;

@@ -1,7 +1,7 @@
-// The gradient of a convolution's weights: for every filter row, the matrix product of the (shifted) input with gy over
+// The gradient of a convolution's weights: for every filter row, the matrix product of the shifted input with gy over
 // all pixels. Both are copied to NHWC, a band of rows at a time. There the kw * c inputs that meet a pixel of gy are
-// contiguous: they are the rows of the product and pixels are its K. Each partial result sums its own bands; partial
-// results are added in order, so the result depends on their number only.
+// contiguous: they are the rows of the product, and pixels are its k (split-K over bands). Each partial result sums its
+// own bands. Partial results are added in order, so the result depends on their number only.
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -12,13 +12,13 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Pixels of a band: two vectors of gy for each fill half of a 32 KiB L1 cache.
-constexpr int64_t kBandPixels = 128;
+// The pixels of a band: two vectors of gy for each of them fill half of a 32 KiB L1 cache.
+constexpr int64_t kBandPixels = 128;  // chosen
 
 struct Problem {
   ConvShape s;
-  int64_t c, o, vectors, pitch;  // per group; pitch: floats of output channels
-  int64_t columns, bands;
+  int64_t c, o, vectors, pitch;  // per group: channels, output channels, those in vectors and in floats
+  int64_t columns, bands;        // pixels of a packed row with padding; bands of an image
 };
 
 Problem make_problem(const ConvShape& s) {
@@ -40,6 +40,7 @@ int64_t partial_floats(const ConvShape& s) {
 
 int64_t max_parts(const ConvShape& s) { return s.n * make_problem(s).bands; }
 
+// Adds the products of a band's inputs with one panel of gy to a partial result [group][ky][kx][c][o].
 void multiply_panel(const Problem& p, int64_t group, int64_t vector, int64_t vectors, const RowBuffer& rows,
                     int64_t first, const float* gy, int64_t gy_rows, float* partial) {
   const ConvShape& s = p.s;
@@ -65,6 +66,7 @@ void multiply_panel(const Problem& p, int64_t group, int64_t vector, int64_t vec
   }
 }
 
+// Adds output rows [y0, y1) of image n to a partial result. Returns false if memory is exhausted.
 bool add_band(const Problem& p, int64_t n, int64_t y0, int64_t y1, const float* gy, const float* x, float* partial) {
   const ConvShape& s = p.s;
   const int64_t first = y0 * s.sh - s.ph, input_rows = (y1 - y0 - 1) * s.sh + s.kh, pixels = (y1 - y0) * s.ow;
@@ -90,7 +92,7 @@ bool add_band(const Problem& p, int64_t n, int64_t y0, int64_t y1, const float* 
   return true;
 }
 
-// Adds the partial results [group][ky][kx][c][o] into (o, c, ky, kx).
+// Adds up the partial results [group][ky][kx][c][o] and stores the sum as (o, c, ky, kx).
 void add_partials(const Problem& p, const float* partials, int64_t partial_count, float* gw) {
   const ConvShape& s = p.s;
   const int64_t size = partial_floats(s), taps = s.kh * s.kw;

@@ -1,5 +1,5 @@
-// Conversion between NCHW and NHWC. The inner loops of convolution need the channels of a pixel side by side; these
-// functions transpose kLanes pixels by kLanes channels in registers, and apply padding and epilogue on the way.
+// Conversion between NCHW and NHWC. The inner loops of convolution need the channels of a pixel next to each other.
+// These functions transpose kLanes pixels by kLanes channels in registers, and apply padding and epilogue on the way.
 #pragma once
 
 #include "common/simd.h"
@@ -16,10 +16,11 @@ constexpr int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Splits `total` into `count` runs whose lengths differ by at most one; run i is [cut(i), cut(i + 1)).
+// Splits `total` into `count` runs whose lengths differ by at most one: run i is [cut(i), cut(i + 1)).
 constexpr int64_t cut(int64_t total, int64_t count, int64_t i) { return total * i / count; }
 
-// Transposes a block: pairs, then quadruples within each 128 bits, then the 128-bit quarters.
+// A block of lanes x lanes is transposed in three rounds of shuffles: pairs, then quadruples within each 128 bits, then
+// whole 128-bit quarters.
 #if defined(__AVX512F__)
 TW_INLINE vf pairs_low(vf a, vf b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
@@ -61,7 +62,7 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
     u[i + 2] = halves_low(b, d);
     u[i + 3] = halves_high(b, d);
   }
-  for (int j = 0; j < 4; ++j) {  // u[4 q + j]: rows 4 q ..., columns j, j + 4, ...
+  for (int j = 0; j < 4; ++j) {  // u[4 q + j] has rows 4 q to 4 q + 3 of columns j, j + 4, ...
 #if defined(__AVX512F__)
     const vf a = even_quarters(u[j], u[4 + j]), b = odd_quarters(u[j], u[4 + j]);
     const vf c = even_quarters(u[8 + j], u[12 + j]), d = odd_quarters(u[8 + j], u[12 + j]);
@@ -78,7 +79,8 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
   }
 }
 
-// The bits of the largest magnitude so far. As integers they are ordered like the magnitudes, infinity and NaN last.
+// Tracks the largest magnitude, as the bits of its float: as integers they have the order of the magnitudes, with
+// infinity and NaN last.
 struct Magnitude {
   vi bits = {};
   TW_INLINE void observe(vf v) {
@@ -94,7 +96,7 @@ struct Magnitude {
   }
 };
 
-// Writes pixels [first, first + count) of all `channels` planes at out[offsets[p] ...], count <= kLanes. A pixel owns
+// Writes pixels [first, first + count) of all `channels` planes to out[offsets[p] ...], count <= kLanes. A pixel has
 // `pitch` floats there; those past `channels` become zero.
 TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int64_t first, int64_t count,
                            const int64_t* offsets, float* out, int64_t pitch, Magnitude& magnitude) {
@@ -125,8 +127,8 @@ TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int6
   }
 }
 
-// Placement of the rows of one image in an NHWC buffer: row y in slot (y - origin) mod slots, its first pixel after
-// `left_padding` columns of padding.
+// A ring buffer of NHWC rows of one image: row y is in slot (y - origin) mod slots, after `left_padding` columns of
+// padding.
 struct RowBuffer {
   float* data;
   int64_t pitch;         // floats per pixel
@@ -149,7 +151,7 @@ inline void pack_three(const float* __restrict x, int64_t plane, int64_t w, floa
   }
 }
 
-// Packs rows [y0, y1) of an image of `channels` planes of h x w; rows outside the image become zero.
+// Packs rows [y0, y1) of an image of `channels` planes of h x w. Rows outside the image become zero.
 inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int64_t h, int64_t w, int64_t y0,
                       int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
@@ -178,7 +180,7 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
   }
 }
 
-// Packs rows of an NHWC image of `pitch` floats per pixel; see pack_rows.
+// Copies rows [y0, y1) of an NHWC image of `pitch` floats per pixel. Rows outside the image become zero.
 inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
                       int64_t y0, int64_t y1) {
   const size_t bytes = static_cast<size_t>(channels) * sizeof(float);
@@ -215,8 +217,7 @@ TW_INLINE vf apply_epilogue(vf v, const PlaneEpilogue& f, int64_t channel, int64
   return activated(v, f.activation);
 }
 
-// Converts NHWC `from` (`pixels` pixels of `pitch` floats) to `channels` <= kLanes planes at y and applies the
-// epilogue.
+// Converts `pixels` NHWC pixels of `pitch` floats to `channels` <= kLanes planes at y and applies the epilogue.
 inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int64_t channels,
                           const PlaneEpilogue& epilogue, float* y, int64_t plane) {
   for (int64_t first = 0; first < pixels; first += kLanes) {

@@ -1,6 +1,6 @@
-// The multiply-add core of convolution: a register tile of up to kMaxRows rows (pixels, tiles or weight positions) by
-// one or two vectors of output channels. Unlike that of matrix multiplication, its K runs in segments (one per filter
-// row), and its rows are read in place, at a stride.
+// The micro-kernel of convolution: a register tile of up to kMaxRows rows (pixels, Winograd tiles or weight positions)
+// by one or two vectors of output channels. Unlike the micro-kernel of matrix multiplication, its k runs in segments
+// (one per filter row), and its rows are read in place, at a stride.
 #pragma once
 
 #include "kernels/activation.h"
@@ -9,15 +9,16 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// 32 vector registers with AVX-512, 16 else; two vectors of B stay in registers beside the accumulators.
+// AVX-512 has 32 vector registers, others 16. kMaxRows x kPanelVectors accumulators, two vectors of B and one broadcast
+// fit them.
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 14;  // definition
 #else
 constexpr int kMaxRows = 6;  // definition
 #endif
-constexpr int kPanelVectors = 2;  // definition
+constexpr int kPanelVectors = 2;  // definition: vectors of output channels of a register tile
 
-// The epilogue of a tile with an NHWC result. Pointers refer to its first vector and row.
+// The epilogue of a tile with an NHWC result. Pointers are to its first row and vector.
 struct TileEpilogue {
   const float* bias;      // whole vectors, or null
   const float* residual;  // or null
@@ -26,7 +27,8 @@ struct TileEpilogue {
   int64_t channels;  // channels of the result from the first vector on; lanes past them are not written
 };
 
-// Applies the epilogue to rows of a tile. `f` is passed by value: a store could change the target of a reference.
+// Applies the epilogue to a tile at `from` and stores it to c. `f` is passed by value: a store could change the target
+// of a reference.
 template <ConvActivation::Kind kind>
 void apply_epilogue_rows(const float* from, int64_t rows, int64_t vectors, const TileEpilogue f, float* c,
                          int64_t c_row) {
@@ -52,16 +54,15 @@ void apply_epilogue_rows(const float* from, int64_t rows, int64_t vectors, const
   }
 }
 
-// Stores a tile of `rows` by `vectors` that is contiguous in memory.
+// Applies the epilogue to a tile of `rows` by `vectors`, contiguous in memory, and stores it to c.
 __attribute__((noinline)) inline void store_tile(const float* from, int64_t rows, int64_t vectors,
                                                  const TileEpilogue& f, float* c, int64_t c_row) {
   with_activation(f.activation, [&](auto kind) { apply_epilogue_rows<kind.value>(from, rows, vectors, f, c, c_row); });
 }
 
-// C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...],
-// where the vectors of B for successive k lie `b_k` floats apart and a segment of B follows the one before it at
-// `b_segment`. Where `run` > 1 segments come in runs: a run starts every a_segment, the segments in it lie a_step
-// apart.
+// C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...]. The
+// vectors of B for consecutive k are `b_k` floats apart, and a segment of B starts `b_segment` after the one before. If
+// `run` > 1, segments come in runs: a run starts every a_segment, and the segments within a run are a_step apart.
 struct MicroArgs {
   const float* a;
   int64_t a_row, a_segment, a_k;
@@ -73,13 +74,13 @@ struct MicroArgs {
   bool accumulate;
   int64_t run = 1, a_step = 0;
   const TileEpilogue* epilogue = nullptr;  // set if c is the final result
-  const char* ahead = nullptr;             // prefetched along the way, this many bytes per k
+  const char* ahead = nullptr;             // address to prefetch, advanced by ahead_step bytes per k
   int64_t ahead_step = 0;
 };
 
-// Rows are addressed from one pointer for every three rows and one stride: as many addresses as fit the general
-// registers. Hiding the relation of the pointers keeps the compiler from creating one per row.
-constexpr int kRowsPerPointer = 3;  // definition
+// Rows are addressed from one pointer per three rows, as in gemm_micro.h. Hiding how the pointers are related keeps the
+// compiler from creating one per row.
+constexpr int kRowsPerPointer = 3;  // hardware: index scales of 0, 1 and 2
 
 // Whether the epilogue is applied in registers: full vectors, and an activation that only clips.
 TW_INLINE bool clips(const TileEpilogue& f, int64_t vectors) {
@@ -88,6 +89,7 @@ TW_INLINE bool clips(const TileEpilogue& f, int64_t vectors) {
          (a == ConvActivation::none || a == ConvActivation::relu || a == ConvActivation::relu6);
 }
 
+// Applies an epilogue that `clips` to the accumulators and stores them.
 template <int Rows, int Vectors>
 TW_INLINE void store_clipped_tile(const vf (&acc)[Rows][Vectors], const TileEpilogue& f, float* c, int64_t c_row) {
   const bool plain = f.activation == ConvActivation::none;
@@ -116,6 +118,7 @@ TW_INLINE void fetch_result(const MicroArgs& s) {
   for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.epilogue->residual + m * s.epilogue->residual_row);
 }
 
+// The micro-kernel. Contiguous: k has unit stride in A, and the vectors of B follow each other. Ahead: prefetches.
 template <int Rows, int Vectors, bool Contiguous, bool Ahead = false>
 void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -197,8 +200,8 @@ inline MicroFn pick_micro(int64_t rows, int64_t vectors) {
   return vectors == 2 ? micro_rows<2, Contiguous>(rows) : micro_rows<1, Contiguous>(rows);
 }
 
-// A panel of packed weights is kPanelVectors wide (the last of an odd number, one). A register tile of a single vector
-// passes over a wide panel twice, at a stride.
+// Multiplies by a panel of packed weights, which is kPanelVectors wide (the last of an odd number, one). A register
+// tile of a single vector passes over a wide panel twice, at a stride.
 inline void run_panel(const MicroArgs& args, int64_t rows, int64_t panel_vectors, int64_t tile_vectors) {
   if (args.ahead != nullptr && tile_vectors >= panel_vectors && panel_vectors == 2)
     return micro_rows<2, true, true>(rows)(args);

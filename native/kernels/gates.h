@@ -1,4 +1,4 @@
-// The gates of recurrent layers: from the products of a step's input and of the state to the new state.
+// The gates of recurrent layers: compute the new state of one step from the products of its input and of the old state.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@ namespace tw {
 
 enum class RecurrentKind : uint8_t { lstm, gru, rnn_tanh, rnn_relu };
 
-// One row of a step. `x` and `product` have the gates one after the other, n numbers each: of an LSTM input, output,
-// forget and candidate, of a GRU update, reset and candidate. `bias` is added to a GRU's product of the candidate.
+// One row of a step. `x` (products of the input) and `product` (of the state) have n numbers per gate, in this order:
+// LSTM input, output, forget, candidate; GRU update, reset, candidate. `bias` is added to a GRU's product of the
+// candidate.
 struct GateRow {
   const float *x, *product, *bias;
   const float *hidden, *cell;

@@ -1,7 +1,8 @@
-// The blocked multiplication around the micro-kernel, after Goto: a block of A (mc x kc) stays in L2, a strip of B
-// (kc x nr) passes through L1, C is touched once per kc. B's strips are packed just before their first use, inside the
-// first block of rows, so that packing warms the cache for the multiplication; with a single block of rows a few
-// strips' worth of buffer is enough. Where several tasks read the same columns, B comes packed (PackedB).
+// The blocked multiplication around the micro-kernel, after Goto and van de Geijn (2008): a block of A (mc x kc) stays
+// in L2, a strip of B (kc x nr) passes through L1, and C is read and written once per kc. Strips of B are packed just
+// before their first use, inside the first block of rows, so that packing warms the cache for the multiplication. If
+// there is only one block of rows, a buffer for a few strips is enough. If several tasks read the same columns, B
+// arrives packed (PackedB).
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_epilogue.h"
@@ -22,7 +23,7 @@ TW_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TW_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 TW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The size of equal blocks, multiples of `grain`, none larger than `most`, that cover `extent`.
+// Returns the size of about equal blocks that cover `extent`: multiples of `grain`, none larger than `most`.
 int64_t balanced(int64_t extent, int64_t most, int64_t grain) {
   if (extent <= most) return extent;
   const int64_t cap = most < grain ? grain : most / grain * grain;
@@ -47,35 +48,38 @@ Blocks block_sizes(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
 
 int64_t packed_a_floats(const Blocks& b, const GemmTile& t) { return t.pack_a ? round_up(b.mc * b.kc + 64, 64) : 0; }
 
-// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware prefetcher can follow,
-// with one page lookup for all of them.
-constexpr int64_t kPackedRun = 128;  // floats
+// Strips of a row-major B are packed several at a time, together this wide: a row is then read in runs that the
+// hardware prefetcher follows, with one page lookup for all of them.
+constexpr int64_t kPackedRun = 128;  // chosen; floats
 int64_t strips_at_once(int nr) { return kPackedRun <= nr ? 1 : kPackedRun / nr; }
 
+// The floats of workspace: a packed block of A, then packed strips of B.
 int64_t workspace(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
   const Blocks b = block_sizes(m, n, k, t);
   const int64_t columns = b.mc >= m ? smaller(strips_at_once(t.nr) * t.nr, round_up(b.nc, t.nr)) : round_up(b.nc, t.nr);
   return packed_a_floats(b, t) + (t.pack_b ? round_up(columns * b.kc + 64, 64) : 0);
 }
 
-// One block of rows times one strip of columns, for one block of k.
+// The innermost unit of work: one block of rows times one strip of columns, for one block of k.
 struct StripJob {
   const Gemm* g;
-  int64_t row, rows;  // the block of rows
+  int64_t row, rows;  // first row and number of rows
   int64_t col;
   int vectors, lanes;   // width of this strip
-  int64_t step, steps;  // the block of k
-  const float* a;       // packed block, or null
-  const float* b;       // the strip
+  int64_t step, steps;  // first step of k and number of steps
+  const float* a;       // packed block of A, or null
+  const float* b;       // strip of B
   int64_t b_row;
   bool b_packed;
   int mr;
-  const float* next_b;
+  const float* next_b;  // the strip that is read next, for prefetching
 };
 
-// A larger block of B may not fit L1.
-constexpr int64_t kNearFloats = 1 << 13;
+// B is prefetched if its block has more floats than this, and so may not fit L1.
+constexpr int64_t kNearFloats = 1 << 13;  // chosen: 32 KiB, a usual first-level cache
 
+// Multiplies the rows of a block, in panels of about equal height, by one strip, and applies the epilogue after the
+// last block of k. While the first panels are computed, the next strip is prefetched.
 void multiply_strip(const StripJob& job) {
   const Gemm& g = *job.g;
   const int special = wants_special(job.lanes, job.b_packed);
@@ -109,7 +113,7 @@ void multiply_strip(const StripJob& job) {
   }
 }
 
-// Panels of rows must be split as multiply_strip splits them for the tile's own width.
+// Packs a block of A. Panels are split as in multiply_strip.
 void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_t steps, int mr, float* to) {
   const int64_t panels = ceil_div(rows, mr);
   const int64_t base = rows / panels, extra = rows % panels;
@@ -121,6 +125,7 @@ void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_
   }
 }
 
+// Packs `strips` neighbouring strips of NV vectors of a row-major B, row by row.
 template <int NV>
 void copy_strips(const float* from, int64_t row, int64_t steps, int64_t strips, float* to) {
   const int64_t ahead = rows_ahead(row) * row;
@@ -154,6 +159,7 @@ void pack_strips(const Gemm& g, int64_t step, int64_t steps, int64_t col, int64_
   }
 }
 
+// Packs columns of B for several tasks, in the layout of PackedB.
 void pack_b(const Gemm& g, const GemmTile& t, int64_t col, int64_t cols, float* to) {
   const int64_t kc = block_sizes(g.m, g.n, g.k, t).kc, columns = round_up(g.n, t.nr), run = strips_at_once(t.nr) * t.nr;
   for (int64_t step = 0; step < g.k; step += kc) {
@@ -164,7 +170,7 @@ void pack_b(const Gemm& g, const GemmTile& t, int64_t col, int64_t cols, float* 
   }
 }
 
-// The strips of one block of k and of columns, and whether they still have to be packed.
+// Provides the strips of one block of columns: packed by another task, packed here at first use, or read in place.
 struct StripSource {
   const Gemm* g;
   const GemmTile* tile;
@@ -173,7 +179,7 @@ struct StripSource {
   bool one_run;         // `own` holds one run of strips, packed again for every run
   PackedB shared;
 
-  // The strip j columns into the block. On the first block of rows, packs the run that starts with it.
+  // Sets the job's strip, j columns into the block. During the first block of rows, packs the run that starts there.
   void find(StripJob& job, int64_t j) const {
     const int nr = tile->nr;
     job.b_row = job.vectors * kLanes;
@@ -195,6 +201,7 @@ struct StripSource {
   }
 };
 
+// Multiplies the current block of A by all strips of the block of columns.
 void multiply_strips(StripJob& job, const StripSource& source, int nr) {
   for (int64_t j = 0; j < source.columns; j += nr) {
     const int64_t width = smaller(nr, source.columns - j);
@@ -206,6 +213,7 @@ void multiply_strips(StripJob& job, const StripSource& source, int nr) {
   }
 }
 
+// The three outer loops: over blocks of columns, of k and of rows.
 void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace) {
   const Blocks blocks = block_sizes(g.m, g.n, g.k, t);
   float* const packed_a = t.pack_a ? workspace : nullptr;
@@ -262,6 +270,7 @@ void small_n(const Gemm& g) {
 using TransposeRows = void (*)(const float*, int64_t, int64_t, float*);
 constexpr TransposeRows kTransposeRows[] = {transpose_rows<2>, transpose_rows<3>, transpose_rows<4>};
 
+// Transposes a matrix, by the special cases of few rows or few columns or by the packing of strips.
 void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
   if (rows >= 2 && rows <= 4 && to_row == rows && cols >= kLanes) {
     return kTransposeRows[rows - 2](from, cols, from_row, to);

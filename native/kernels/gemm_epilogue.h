@@ -15,6 +15,7 @@ TW_INLINE vf activate(vf v) {
   return v;
 }
 
+// Applies an epilogue with a known activation to a tile of C in place.
 template <Activation F>
 void apply_epilogue_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows,
                          int64_t cols) {
@@ -22,7 +23,7 @@ void apply_epilogue_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row
     float* to = c + i * c_row;
     const float* bias = e.bias ? e.bias + col : nullptr;
     const float* residual = e.residual ? e.residual + (row + i) * e.residual_row + col : nullptr;
-    // Whole vectors without a mask: on AVX2 cores of AMD a masked store takes a dozen cycles.
+    // Whole vectors are stored without a mask: on AMD's AVX2 cores a masked store takes a dozen cycles.
     each_vector(cols, [&](int64_t j, auto lanes) {
       vf v = lanes.get(to + j);
       if (bias) v += lanes.get(bias + j);
@@ -32,7 +33,7 @@ void apply_epilogue_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row
   }
 }
 
-// c points at element (row, col) of the result.
+// Applies the epilogue to a tile of the result. `c` points at its element (row, col).
 inline void apply_epilogue(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows,
                            int64_t cols) {
   switch (e.activation) {

@@ -1,10 +1,12 @@
-// The micro-kernel: an MR x (NV vectors) tile of C held in registers while k runs. One template gives every register
-// tile of every instruction set; the caller looks the size it needs up in a table, so the last rows of a matrix get a
-// smaller tile of their own instead of padding. A is read one element at a time (broadcast) through two strides:
-// packed, row-major and transposed A are the same code. B is read a vector at a time with unit stride across columns
-// and any stride between rows: packed panels and row-major B are the same code too. Columns past the last are masked.
+// The micro-kernel of matrix multiplication: an MR x (NV vectors) tile of C stays in registers while the loop over k
+// runs. One template gives every register tile of every instruction set. The caller looks the tile up in a table by its
+// size, so the last rows of a matrix get a smaller tile instead of padding.
 //
-// The order of the sum over k does not depend on the tile, so neither do the results.
+// A is read one element at a time (broadcast) through two strides, so packed, row-major and transposed A share the
+// code. B is read by vectors, with unit stride across columns and any stride between rows, so packed panels and
+// row-major B share it too. Columns past the last are masked.
+//
+// The order of the sum over k does not depend on the tile; neither do the results.
 #pragma once
 
 #include "common/simd.h"
@@ -15,14 +17,14 @@ namespace TW_ISA {
 constexpr int kMaxVectors = 4;     // definition: widest register tile, in vectors
 constexpr int kPrefetchStep = 16;  // hardware: floats in a cache line
 
-// Rows that fit in the register file beside NV vectors of B and one broadcast of A.
+// The tallest tile of NV vectors: its accumulators, NV vectors of B and one broadcast of A fit the register file.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kMaxRows[kMaxVectors + 1] = {0, 14, 14, 9, 6};
 #else
 constexpr int kMaxRows[kMaxVectors + 1] = {0, 12, 6, 4, 2};
 #endif
 
-// C[0:MR, 0:columns] = (accumulate ? C : 0) + A * B, where the tile has NV vectors and `last_lanes` of the last count.
+// C[0:MR, 0:columns] = (accumulate ? C : 0) + A * B, where the last of the NV vectors has `last_lanes` columns.
 struct MicroArgs {
   int64_t k;
   const float* a;
@@ -33,21 +35,24 @@ struct MicroArgs {
   int64_t c_row;
   int last_lanes;  // 1 ... kLanes
   bool accumulate;
-  const float* prefetch;  // packed A only: read soon after this tile; one cache line is fetched a step
-  int64_t fetch_ahead =
-      0;  // strided A only: rows of B to fetch before they are used, for the first that read it from afar
+  const float* prefetch;  // packed A only: one cache line from here on is prefetched per step of k
+  // Strided A only: the distance, in rows of B, of prefetches of B; 0 if B is in a near cache already.
+  int64_t fetch_ahead = 0;
 };
 using MicroKernel = void (*)(const MicroArgs&);
 
-// Rows of A are addressed from one pointer for every three rows plus one stride: as many addresses as fit the general
-// registers beside those of the loop. Hiding the relation of the pointers keeps the compiler from creating fourteen.
-constexpr int kRowsPerPointer = 3;  // definition
+// Rows of A are addressed from one pointer per three rows: pointer, pointer + stride, pointer + 2 * stride are
+// addressing modes, and the pointers of 14 rows fit the general registers. Hiding how the pointers are related (the
+// empty asm below) keeps the compiler from creating one per row.
+constexpr int kRowsPerPointer = 3;  // hardware: index scales of 0, 1 and 2
 
-// The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it:
-//   AVX-512: whole (masked, which costs nothing), or half: at most eight columns, in 256-bit registers, which a core
-//   that
-//            splits 512-bit operations in two multiplies twice as fast.
-//   others:  whole, or masked, which is slower and only for B that may not be read past its end.
+// The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it,
+// `Special` or not:
+//   AVX-512: masked to any length (masks cost nothing); special: at most 8 columns, in 256-bit registers, because a
+//   core
+// that splits 512-bit operations in two multiplies them twice as fast.
+//   others: a whole vector, part of which is not stored; special: masked, which is slower and only for a B that may not
+// be read past its end.
 #if defined(__AVX512F__)
 typedef float vlast_half __attribute__((vector_size(32)));
 template <bool Special>
@@ -79,7 +84,7 @@ struct LastVector<true> {
   }
 };
 TW_INLINE bool wants_special(int lanes, bool) { return lanes <= kLanes / 2; }
-constexpr bool kAnyLanes = false;  // the kind that takes any number of lanes and does not read past them
+constexpr bool kAnyLanes = false;  // the kind that accepts any number of lanes and does not read past them
 #else
 template <bool Special>
 struct LastVector {
@@ -99,14 +104,15 @@ TW_INLINE bool wants_special(int lanes, bool readable) { return lanes < kLanes &
 constexpr bool kAnyLanes = true;
 #endif
 
-// The tile in registers: NV - 1 whole vectors a row and the last one.
+// The accumulators of a tile: NV - 1 whole vectors per row and the last one.
 template <int MR, int NV, bool Special>
 struct Tile {
   using Last = LastVector<Special>;
-  vf acc[MR][NV];  // the last column is unused: it lives in `last`
+  vf acc[MR][NV];  // the last column is unused: `last` replaces it
   typename Last::type last[MR];
 };
 
+// One row of B in registers, and its product with an element of A.
 template <int MR, int NV, bool Special>
 struct StepB {
   using Last = LastVector<Special>;
@@ -118,7 +124,7 @@ struct StepB {
     last = Last::load_b(from + (NV - 1) * kLanes, lanes);
   }
   TW_INLINE void times(const float* at, int i, Tile<MR, NV, Special>& t) const {
-    if constexpr (NV == 1) {  // only half a vector: a full broadcast would load twice as much
+    if constexpr (NV == 1) {  // perhaps half a vector: a full broadcast would load twice as much
       t.last[i] += Last::broadcast_from(at) * last;
       return;
     }
@@ -129,6 +135,7 @@ struct StepB {
   }
 };
 
+// The loop over k with packed A: MR contiguous elements per step.
 template <int MR, int NV, bool Special>
 TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& tile) {
   const float *a = args.a, *b = args.b, *ahead = args.prefetch;
@@ -145,12 +152,13 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
   }
 }
 
-// Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together. If they
-// are whole pages apart they share one set of L1, which must hold them all until they are used.
-constexpr int64_t kRowsAhead = 8, kCollidingAhead = 3;
+// How many rows of B to prefetch ahead: the hardware prefetcher does not recognize runs this short, one row apart, as
+// one stream. Rows that are a multiple of 4 KiB apart share one set of L1, which must hold all of them until they are
+// used.
+constexpr int64_t kRowsAhead = 8, kCollidingAhead = 3;  // chosen
 TW_INLINE int64_t rows_ahead(int64_t row) { return row % 1024 == 0 ? kCollidingAhead : kRowsAhead; }
 
-// NV vectors of a row of B, wherever they start within a cache line.
+// Prefetches NV vectors of a row of B, which may start anywhere within a cache line.
 template <int NV>
 TW_INLINE void fetch_row(const float* row) {
 #pragma GCC unroll 4
@@ -158,6 +166,7 @@ TW_INLINE void fetch_row(const float* row) {
   __builtin_prefetch(row + NV * kLanes - 1);
 }
 
+// The loop over k with unpacked A, row-major or transposed.
 template <bool FetchB, int MR, int NV, bool Special>
 TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& tile) {
   constexpr int kPointers = (MR + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -185,9 +194,9 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
   }
 }
 
-// From this many steps on there is time to prefetch the tile's part of C while k runs; it is written (and, past the
-// first block of k, added to) at the end, when another block of rows has often evicted it from L1.
-constexpr int64_t kFetchSteps = 64;
+// From this many steps of k on, the tile's part of C is prefetched: it is written (and, past the first block of k,
+// added to) at the end, when another block of rows has often evicted it from L1.
+constexpr int64_t kFetchSteps = 64;  // chosen
 
 template <int MR, int NV>
 TW_INLINE void fetch_result(const MicroArgs& args) {
@@ -201,6 +210,7 @@ TW_INLINE void fetch_result(const MicroArgs& args) {
   }
 }
 
+// Stores the tile to C, or adds it.
 template <bool Accumulate, int MR, int NV, bool Special>
 TW_INLINE void store_tile(const MicroArgs& args, const Tile<MR, NV, Special>& tile) {
   float* c = args.c;
@@ -237,7 +247,7 @@ constexpr MicroKernel micro_or_null() {
   }
 }
 
-// kernels.at[NV - 1][MR - 1], null past kMaxRows[NV].
+// Micro-kernels by size: at[NV - 1][MR - 1], null for more than kMaxRows[NV] rows.
 struct MicroTable {
   MicroKernel at[kMaxVectors][14];
 };

@@ -1,6 +1,6 @@
-// Packing: a strip of a matrix rewritten as [k][width], so that the micro-kernel reads it front to back. A strip of B
-// (columns side by side) and a strip of A (rows side by side) are the same operation with the strides exchanged. Where
-// the source runs along k, blocks of lanes x lanes are transposed in registers.
+// Packing: rewrites a strip of a matrix as [k][width], so that the micro-kernel reads it front to back. Packing B (a
+// strip of columns) and packing A (a strip of rows) are one operation with the strides exchanged. If the source is
+// contiguous along k, blocks of lanes x lanes are transposed in registers.
 #pragma once
 
 #include "common/simd.h"
@@ -8,7 +8,7 @@
 namespace tw {
 namespace TW_ISA {
 
-// The first (second) halves of a and b, interleaved.
+// Interleaves the first (second) halves of a and b.
 #if defined(__AVX512F__)
 TW_INLINE vf zip_low(vf a, vf b) {
   return __builtin_shuffle(a, b, (vi){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
@@ -24,7 +24,7 @@ TW_INLINE vf zip_low(vf a, vf b) { return __builtin_shuffle(a, b, (vi){0, 4, 1, 
 TW_INLINE vf zip_high(vf a, vf b) { return __builtin_shuffle(a, b, (vi){2, 6, 3, 7}); }
 #endif
 
-// log2(lanes) rounds of interleaving row i with row i + lanes / 2 transpose the block.
+// Transposes a block of lanes x lanes in log2(lanes) rounds, each of which interleaves row i with row i + lanes / 2.
 TW_INLINE void transpose(vf (&r)[kLanes]) {
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
@@ -39,7 +39,7 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
   }
 }
 
-// Two rows of at most half a vector, side by side.
+// Loads the first `count` floats (at most half a vector) of two rows into the two halves of a vector.
 TW_INLINE vf two_rows(const float* first, const float* second, int count) {
   vi index = {};
 #pragma GCC unroll 16
@@ -111,7 +111,7 @@ TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
 #pragma GCC unroll 8
       for (int i = 0; i < kRoundedUp; ++i) r[i] = t[i];
     }
-    vi closed = {};
+    vi closed = {};  // the lanes without the gaps of the missing rows
 #pragma GCC unroll 16
     for (int i = 0; i < kColumns * Rows; ++i) closed[i] = i / Rows * kRoundedUp + i % Rows;
 #pragma GCC unroll 8
@@ -137,9 +137,9 @@ void transpose_rows(const float* from, int64_t cols, int64_t from_row, float* to
   }
 }
 
-// Destination of the strip: `width` floats per step, of which `count` come from the source and the others are never
-// used. With `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes more
-// floats at the end of the destination.
+// What to pack: a strip of `count` columns (of B; rows of A), written as `width` floats per step of k, of which those
+// past `count` are never used. With `slack`, a strip narrower than a vector is stored as overlapping full vectors,
+// which need room for kLanes more floats at the end of the destination.
 struct Strip {
   const float* from;
   int64_t k_stride, x_stride;  // element (p, x) is from[p * k_stride + x * x_stride]
@@ -151,6 +151,7 @@ struct Strip {
 
 TW_INLINE int lanes_of(int64_t n) { return n >= kLanes ? kLanes : n > 0 ? static_cast<int>(n) : 0; }
 
+// Stores a vector where only `capacity` floats of a step are left; a full vector if the strip has slack.
 TW_INLINE void put(float* to, vf v, int capacity, bool only_group) {
   if (capacity >= kLanes || only_group) {
     store(to, v);
@@ -180,6 +181,7 @@ TW_INLINE void copy_last(const Strip& s, int64_t x, float* to) {
     put(to, load_first(from, lanes), capacity, only);
 }
 
+// Packs a strip whose source is contiguous across its width: whole vectors, then a partial one.
 inline void pack_along_x(const Strip& s, float* to) {
   int64_t x = 0;
   for (; s.count - x >= 4 * kLanes; x += 4 * kLanes) copy_whole<4>(s, x, to);
@@ -192,8 +194,8 @@ inline void pack_along_x(const Strip& s, float* to) {
 
 // Loads and transposes kLanes vectors from rows `apart` floats apart; rows from `rows` on repeat the last one.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Loads half a row into each half of a register. Two independent transpositions remain, with a third of the shuffles
-// of the general one.
+// Loads half a row into each half of a register. Two independent transpositions of 4 x 4 remain, with a third of the
+// shuffles of the general one.
 TW_INLINE vf two_halves(const float* low, const float* high) {
   return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -257,8 +259,9 @@ TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t
   if (p < last) transpose_last(s, x, p, rows, to);
 }
 
-// Packs a strip that is contiguous along k, one group of rows after the other: as many streams at a time as the
-// prefetcher follows, and as one L1 set holds if rows are whole pages apart. A transposition is written in order.
+// Packs a strip that is contiguous along k, one group of kLanes rows after the other: as many streams as the prefetcher
+// follows, and as one L1 set holds if rows are a multiple of 4 KiB apart. Without slack (a transposition of a whole
+// matrix) all groups advance together, so that the destination is written in order.
 inline void pack_along_k(const Strip& s, float* to) {
   const int64_t run = s.slack ? s.k : kLanes;
   for (int64_t p = 0; p < s.k; p += run) {
@@ -267,6 +270,7 @@ inline void pack_along_k(const Strip& s, float* to) {
   }
 }
 
+// Packs a strip that is contiguous in neither direction.
 inline void pack_strided(const Strip& s, float* to) {
   for (int64_t p = 0; p < s.k; ++p, to += s.to_step) {
     for (int64_t x = 0; x < s.count; ++x) to[x] = s.from[p * s.k_stride + x * s.x_stride];

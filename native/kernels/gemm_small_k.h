@@ -1,6 +1,6 @@
-// Products whose sums are a few terms long: nearly all the time is spent reading A and writing C. If C is at least one
-// vector wide, the rows of B are held in registers while the rows of A are streamed. If it is narrower, one vector of
-// rows of A is transposed in registers, so that every lane computes one row.
+// Products with a small k: nearly all the time is spent reading A and writing C. If C is at least one vector wide, the
+// rows of B are held in registers while the rows of A are streamed. If it is narrower, a vector of rows of A is
+// transposed in registers, so that every lane computes one row.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -9,19 +9,20 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int kShortMost = kShortestSum;  // terms
+constexpr int kShortMost = kShortestSum;  // largest k
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kShortHeld = 24;  // definition: vectors of B in registers
 #else
-constexpr int kShortHeld = 12;  // definition
+constexpr int kShortHeld = 12;  // definition: as above
 #endif
-constexpr int kShortVectorsMost = 4;  // definition
+constexpr int kShortVectorsMost = 4;  // chosen: vectors of columns of the widest strip
+// The vectors of columns of a strip for this k.
 constexpr int short_vectors(int k) {
   return kShortHeld / k < 1 ? 1 : kShortHeld / k < kShortVectorsMost ? kShortHeld / k : kShortVectorsMost;
 }
-constexpr int64_t kShortBlockFloats = 8192;  // floats of C written before the next strip of columns
+constexpr int64_t kShortBlockFloats = 8192;  // chosen: floats of C written before the next strip of columns
 
-// Computes rows row ... end - 1 of V vectors of columns starting at `col`, the last of `lanes`.
+// Computes rows [row, end) of V vectors of columns starting at `col`; the last vector has `lanes` columns.
 template <int K, int V, bool Whole>
 void short_strip(const Gemm& g, int64_t row, int64_t end, int64_t col, int lanes) {
   vf b[K][V];
@@ -75,7 +76,7 @@ constexpr ShortStrip kShortStrips[kShortMost][2][kShortVectorsMost] = {
     TW_SHORT(1), TW_SHORT(2), TW_SHORT(3), TW_SHORT(4),  TW_SHORT(5),  TW_SHORT(6),
     TW_SHORT(7), TW_SHORT(8), TW_SHORT(9), TW_SHORT(10), TW_SHORT(11), TW_SHORT(12)};
 
-// Computes sums of up to kShortMost terms; the rows of B are contiguous.
+// k up to kShortMost, contiguous rows of B. A block of rows of C stays in L1 while all strips of columns are computed.
 inline void small_k_product(const Gemm& g) {
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = short_vectors(static_cast<int>(g.k));
   const int64_t strip_count = (vectors + most - 1) / most, base = vectors / strip_count, wider = vectors % strip_count;
@@ -129,6 +130,7 @@ TW_INLINE vf broadcast_lane(vf v) {
   return __builtin_shuffle(v, index);
 }
 
+// Adds one step of k: element `At` of each row times row `At` of B, which every group of four lanes holds.
 template <int At, int V>
 TW_INLINE void quad_step(const vf (&a)[V], const float* b, vf (&acc)[V]) {
   const vf row = every_quad(b + At * 4);
@@ -169,7 +171,8 @@ TW_INLINE void quad_rows(const Gemm& g, const float* from, int64_t from_row, flo
   }
 }
 
-// A remaining row fills a vector by itself: all quads are that row, and one is stored.
+// Computes N columns for all rows. A remaining row fills a vector by itself: all its quads are that row, and one is
+// stored.
 template <int N>
 void quad_columns(const Gemm& g) {
   int64_t row = 0;
@@ -198,9 +201,9 @@ inline void small_n_product(const Gemm& g) {
 }
 
 // Multiplies rows of at most half a vector by one vector x, kLanes rows at a time: row i in the even lanes, row i +
-// half in the odd ones. Interleaving two vectors and adding then never mixes two rows, and leaves the sums in order.
-// Rows past the last repeat it and are not stored.
-constexpr int kPairTerms = kLanes / 2;
+// kLanes / 2 in the odd lanes. Interleaving two vectors and adding them then never mixes two rows and leaves the sums
+// in order. Rows past the last repeat it and are not stored.
+constexpr int kPairTerms = kLanes / 2;  // largest k
 
 inline void short_dot_products_vectorized(const float* rows, int64_t row, const float* x, int k, int64_t count,
                                           float* c) {

@@ -1,7 +1,9 @@
-// Matrix-vector products and similar shapes: each weight is used a few times, so memory bandwidth is the limit and
-// packing would only add traffic. Two loops cover all layouts: inner products if both operands run along k, and scaled
-// rows if the rows of B are contiguous. The order of each sum depends on the shape only, not on how the work was split:
-// an inner product has one accumulator and one order of adding its lanes in every tile.
+// Matrix-vector products and similar shapes. Each weight is used only a few times, so memory bandwidth is the limit and
+// packing would add traffic. Two loops cover all layouts: inner products if both operands are contiguous along k, and
+// sums of scaled rows if the rows of B are contiguous.
+//
+// The order of each sum depends on the shape only, not on how the work was split: in every tile an inner product has
+// one vector accumulator, whose lanes are added in one order.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -11,7 +13,7 @@
 namespace tw {
 namespace TW_ISA {
 
-// Rotates the lanes down by `By`.
+// Rotates the lanes down by `By`: lane i of the result is lane i + By.
 template <int By>
 TW_INLINE vf rotated(vf v) {
   vi index = {};
@@ -20,6 +22,7 @@ TW_INLINE vf rotated(vf v) {
   return __builtin_shuffle(v, index);
 }
 
+// Adds the lanes that are a multiple of `Width` apart; every lane of the result holds such a sum.
 template <int Width>
 TW_INLINE vf folded(vf v) {
   if constexpr (Width < kLanes) {
@@ -30,9 +33,9 @@ TW_INLINE vf folded(vf v) {
   }
 }
 
-// Sums the lanes of N vectors, N a power of two up to kLanes, into the first N lanes of one. Interleaving and adding
-// two vectors halves their number and keeps every lane busy: a transposition with an addition in every round. Adds in
-// the order of sum_lanes.
+// Sums the lanes of each of N vectors (N a power of two up to kLanes) into the first N lanes of one vector.
+// Interleaving and adding two vectors halves their number and keeps every lane busy: a transposition with an addition
+// in every round. Adds in the order of sum_lanes.
 template <int N>
 TW_INLINE vf sum_each(vf (&v)[N]) {
 #pragma GCC unroll 4
@@ -45,6 +48,7 @@ TW_INLINE vf sum_each(vf (&v)[N]) {
 
 constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : 16; }
 
+// Stores runs of `Length` lanes to consecutive rows of C.
 template <int Rows, int Length, int Row = 0>
 TW_INLINE void store_rows(vf sums, float* c, int64_t c_row) {
   if constexpr (Row < Rows) {
@@ -79,19 +83,19 @@ TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
   }
 }
 
-// A tile of inner products: O rows of the longer operand by I of the shorter. The I vectors of the shorter operand stay
-// in registers beside O x I accumulators and one vector of the longer: kDotFits[I] is the largest O that fits,
-// kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
+// A tile of inner products: O rows of the longer operand (outer) by I of the shorter one (inner). The I vectors of the
+// shorter operand stay in registers beside O x I accumulators and one vector of the longer one. kDotFits[I] is the
+// largest O that fits; kDotOuter[I] is the one to use (4 x 4 sums can be added up in one vector).
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kDotInner = 6;  // definition
+constexpr int kDotInner = 6;  // definition: largest I
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 12, 8, 6, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 12, 8, 4, 5, 4};
 #else
-constexpr int kDotInner = 3;  // definition
+constexpr int kDotInner = 3;  // definition: largest I
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
 #endif
-constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // definition: rows, accumulators of a tile
+constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // definition: the largest O and O * I of these tables
 
 // Result (o, i) is stored at c[o * c_row + i], or at c[i * c_row + o] if the longer operand is B.
 struct DotArgs {
@@ -103,10 +107,11 @@ struct DotArgs {
   float* c;
   int64_t c_row;
   bool outer_is_b;
-  vf* sums = nullptr;                 // accumulators, if k is one of several parts of the sums
-  bool resume = false, more = false;  // an earlier part left accumulators; a later one will use them
+  vf* sums = nullptr;                 // accumulators in memory, if k is processed in several parts
+  bool resume = false, more = false;  // load accumulators of an earlier part; store them for a later part
 };
 
+// Adds one vector of k (or its first `lanes` lanes) to all O x I accumulators.
 template <int O, int I>
 TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[O * I]) {
   vf vector[I];
@@ -179,13 +184,13 @@ constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), T
 
 TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
-// Splits into equal shares of at most `most`.
+// Returns the size of the next of about equal shares, at most `most`.
 TW_INLINE int share(int64_t remaining, int most) {
   const int64_t shares = (remaining + most - 1) / most;
   return shares <= 1 ? static_cast<int>(remaining) : static_cast<int>((remaining + shares - 1) / shares);
 }
 
-// Results of a few terms each: faster one at a time than by adding lanes of mostly empty vectors.
+// Inner products of K terms, one at a time: for so few terms faster than adding lanes of mostly empty vectors.
 template <int K>
 void short_dot_products(const float* rows, int64_t row, const float* x, int64_t count, float* c, int64_t c_step) {
   float vector[K];
@@ -198,16 +203,16 @@ void short_dot_products(const float* rows, int64_t row, const float* x, int64_t 
   }
 }
 
-constexpr int kMaxShortTerms = 8, kMinVectorTerms = 3;  // definition
+constexpr int kMaxShortTerms = 8, kMinVectorTerms = 3;  // chosen: most terms; more than this pay for vectors
 using ShortDotProducts = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
 constexpr ShortDotProducts kShortDotProducts[kMaxShortTerms] = {
     short_dot_products<1>, short_dot_products<2>, short_dot_products<3>, short_dot_products<4>,
     short_dot_products<5>, short_dot_products<6>, short_dot_products<7>, short_dot_products<8>};
 
-// Rows up to this long are streamed in two runs, through the upper and the lower half of the matrix: with large pages
-// the hardware follows two at full bandwidth, whereas a strip of eight reaches two thirds of it. Longer rows are at
-// least as fast in strips.
-constexpr int64_t kStreamedRow = 2048;
+// Rows up to this long are read in two streams, through the upper and the lower half of the matrix: with large pages
+// the hardware prefetcher follows two streams at full bandwidth, whereas a tile of eight rows reaches two thirds of it.
+// Longer rows are at least as fast in tiles.
+constexpr int64_t kStreamedRow = 2048;  // chosen; floats
 
 // Multiplies rows `b` and `other` by one vector.
 TW_INLINE void dot_pair(const float* a, const float* b, const float* other, int64_t k, vf& sum, vf& other_sum) {
@@ -239,9 +244,9 @@ TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
   }
 }
 
-// Multiplies a vector by the rows of a matrix, front to back. The lanes are summed once for every eight pairs of rows.
+// Multiplies a vector by the rows of a matrix in two streams. The lanes are summed once for every eight pairs of rows.
 inline void dot_products_streamed(const Gemm& g) {
-  constexpr int kPairs = 8;  // definition
+  constexpr int kPairs = 8;  // hardware: lanes of AVX2, so that the sums of 8 pairs are one vector
   const int64_t half = g.n / 2;
   for (int64_t first = 0; first < half; first += kPairs) {
     const int pair_count = smaller_int(half - first, kPairs);
@@ -256,18 +261,19 @@ inline void dot_products_streamed(const Gemm& g) {
   if (g.n % 2 != 0) dot_tiles<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true}, 1);
 }
 
-// Reduces the rows per tile if they collide: rows whole pages apart share one 8-way L1 set, half a page apart two.
+// Reduces the rows per tile if they collide in L1 (8 ways): rows a multiple of 4 KiB apart share one set, of 2 KiB two.
 TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
   const int most = apart % 1024 == 0 ? 4 : apart % 512 == 0 ? 8 : rows;
   return rows < most ? rows : most;
 }
 
-constexpr int64_t kDotBlockFloats =
-    64 << 10;  // floats of a block of the long side: 256 KB, a quarter or an eighth of usual L2 caches
-constexpr int64_t kDotPart = 1024;      // terms: a tile of each side (7 or 10 rows) stays in L1
-constexpr int64_t kDotBlockTiles = 16;  // tiles of the long side whose accumulators are kept between parts of k
+// chosen: a block of the long side has 256 KiB, a quarter or an eighth of usual L2 caches
+constexpr int64_t kDotBlockFloats = 64 << 10;
+constexpr int64_t kDotPart = 1024;      // chosen: terms of a part of k; a tile of each side (7 or 10 rows) fits L1
+constexpr int64_t kDotBlockTiles = 16;  // chosen: tiles whose accumulators are kept in memory between parts of k
 
-// Loops over the long side outside, so that the larger operand is read once and the smaller stays in cache.
+// All inner products. The outer loop is over the longer operand, which is read once while the shorter one stays in
+// cache.
 inline void dot_products_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m > 1 && g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
@@ -311,7 +317,7 @@ inline void dot_products_tiled(const Gemm& g, bool from_memory) {
   }
 }
 
-// Multiplies one row by a strip of NV vectors of columns with U independent sums over k, which hide the latency of
+// Multiplies one row of A by a strip of NV vectors of columns, with U independent sums over k that hide the latency of
 // additions.
 template <int NV, int U>
 TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
@@ -342,8 +348,8 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-// Narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that the
-// strips do not depend on the split.
+// One row times a narrow B: strips of up to eight vectors, with c in registers. Tasks split columns at multiples of
+// 128, so the strips do not depend on the split.
 inline void row_by_strips(const Gemm& g) {
   for (int64_t col = 0; col < g.n; col += 8 * kLanes) {
     const int remaining = smaller_int(g.n - col, 8 * kLanes);
@@ -377,10 +383,10 @@ inline void row_by_strips(const Gemm& g) {
   }
 }
 
-// Floats of all rows of C together.
-constexpr int64_t kStreamedFloats = 4096;
+// The floats of C, all rows together, that are updated before the next columns: half of a small L1 (16 KiB).
+constexpr int64_t kStreamedFloats = 4096;  // chosen
 
-// c[i, from:to] (+)= sum of R scaled rows of B, for M rows of A and C.
+// c[i, from:to] (+)= sum over R rows of B of a[i, p + r] * b[p + r, from:to], for M rows i. First: C is overwritten.
 template <int M, int R, bool First>
 TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   const float* const a = g.a + p * g.a_col;
@@ -418,7 +424,7 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   }
 }
 
-// Adds the rows starting at p, fewer than 2 * R.
+// Adds the remaining rows of B, from p on: fewer than 2 * R.
 template <int M, int R>
 TW_INLINE void add_last_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   if constexpr (R > 0) {
@@ -430,8 +436,8 @@ TW_INLINE void add_last_rows(const Gemm& g, int64_t p, int64_t from, int64_t to)
   }
 }
 
-// Wide B: whole rows, so that each page is read front to back. Several rows of C are split if they would not fit half
-// of a small L1; a single row keeps one unbroken stream from memory.
+// M rows times a wide B, read in whole rows, so that each page is read front to back. Several rows of C are cut into
+// column blocks that fit half of a small L1; a single row keeps one unbroken stream from memory.
 template <int M, int R>
 void rows_streamed(const Gemm& g) {
   const int64_t whole = g.k / R * R, width = M == 1 ? g.n : kStreamedFloats / M / kLanes * kLanes;
@@ -444,17 +450,17 @@ void rows_streamed(const Gemm& g) {
   }
 }
 
-// More rows of C than there are registers for their scales: a few rows of B at a time, read front to back, by groups of
-// rows of C. The scales of a group are copied once, so that they are contiguous.
-constexpr int kStreamedDepth = 8;  // definition
+// More rows of C than there are registers for their elements of A: kStreamedDepth rows of B at a time, read front to
+// back, by groups of rows of C. The elements of A of a group are copied so that they are contiguous.
+constexpr int kStreamedDepth = 8;  // chosen
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kStreamedGroup = 6, kStreamedVectors = 4;  // definition
+constexpr int kStreamedGroup = 6, kStreamedVectors = 4;  // definition: register tile, rows by vectors
 #else
-constexpr int kStreamedGroup = 4, kStreamedVectors = 2;  // definition
+constexpr int kStreamedGroup = 4, kStreamedVectors = 2;  // definition: register tile, rows by vectors
 #endif
 
 struct StreamedRows {
-  const float* scales;  // depth x M
+  const float* scales;  // elements of A (depth, M)
   const float* b;
   int64_t b_row;
   float* c;
@@ -463,7 +469,7 @@ struct StreamedRows {
   bool first;  // C is overwritten, not added to
 };
 
-// Computes V vectors of columns starting at j, the last of `lanes`.
+// Computes M rows by V vectors of columns starting at j; the last vector has `lanes` columns.
 template <int M, int V, bool Whole>
 TW_INLINE void streamed_strip(const StreamedRows& s, int64_t j, int lanes) {
   vf acc[M][V];
@@ -518,7 +524,7 @@ constexpr StreamedGroup streamed_or_null() {
     return nullptr;
   }
 }
-// Splits rows evenly: a group has at least two rows.
+// By rows of a group. Rows are split evenly, so a group has at least two.
 constexpr StreamedGroup kStreamedGroups[] = {nullptr,
                                              streamed_or_null<2>(),
                                              streamed_or_null<3>(),
@@ -526,6 +532,7 @@ constexpr StreamedGroup kStreamedGroups[] = {nullptr,
                                              streamed_or_null<5>(),
                                              streamed_or_null<6>()};
 
+// Many rows times a wide B: blocks of columns, parts of k, groups of rows.
 inline void groups_streamed(const Gemm& g) {
   float scales[kStreamedDepth * kStreamedGroup];
   const int64_t block_columns = kStreamedFloats / kLanes * kLanes;
@@ -547,7 +554,7 @@ inline void groups_streamed(const Gemm& g) {
   }
 }
 
-// Multiplies one row by B with whole rows of B, as many at a time as there are registers for their scales.
+// Multiplies a few rows by whole rows of B, as many rows of B at a time as there are registers for the elements of A.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1:

@@ -1,4 +1,4 @@
-// Half precision to floats and back: the machine's conversion where there is one, else by hand. For kernel files only.
+// Converts float16 to float32 and back, by instruction where there is one. For kernel files only.
 #pragma once
 
 #include "common/simd.h"
@@ -7,6 +7,7 @@ namespace tw {
 namespace TW_ISA {
 
 #if !defined(__AVX2__)
+// Converts one float16: infinity and NaN, normal numbers, then subnormal ones.
 TW_INLINE float half_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = h >> 10 & 31u, mantissa = h & 0x3ffu;
   uint32_t bits;
@@ -24,6 +25,7 @@ TW_INLINE float half_to_float(uint16_t h) {
   return f;
 }
 
+// Rounds one float to float16, ties to even. NaN becomes a quiet NaN.
 TW_INLINE uint16_t float_to_half(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, 4);

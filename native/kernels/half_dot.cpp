@@ -10,12 +10,13 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kLineWeights = 32;         // hardware: of a cache line
-constexpr int kOutputs = 4;              // definition: outputs that share each load of several rows
+constexpr int kLineWeights = 32;         // hardware: weights of a cache line
+constexpr int kOutputs = 4;              // definition: outputs of a register tile
 constexpr int kStripRows = kMaxRows[2];  // with two vectors of outputs, a tile of this height fills the registers
 constexpr int kPanel = 2 * kLanes;       // outputs of a panel
-constexpr int64_t kPanelWords = 512;     // of K: a panel takes 64 KiB of the L2 cache, a strip 28 KiB
+constexpr int64_t kPanelWords = 512;     // chosen: words of K; a panel takes 64 KiB of the L2 cache, a strip 28 KiB
 
+// Converts a vector of bfloat16: they are the upper halves of floats.
 TW_INLINE vf load_bfloat(const uint16_t* p) {
 #if defined(__AVX512F__)
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -35,10 +36,10 @@ struct Constant {
   static constexpr HalfKind value = K;
 };
 
-// Inputs per word of a row.
+// The values per word of a row.
 constexpr int values_of(HalfKind kind) { return kind == HalfKind::bfloat16_pairs ? 2 : 1; }
 
-// The weights of kLanes words of a row.
+// Loads the weights of kLanes words.
 template <HalfKind K>
 TW_INLINE vf load_weights(const uint16_t* p) {
   if constexpr (K == HalfKind::bfloat16_pairs) return load(reinterpret_cast<const float*>(p));
@@ -64,7 +65,7 @@ TW_INLINE void add_product(vf& acc, vf x, vf weights) {
   acc += x * weights;
 }
 
-// Multiplies R rows by O outputs.
+// Multiplies R rows by O outputs, as inner products.
 template <HalfKind K, int R, int O>
 void dot_products(const float* x, int64_t words, const uint16_t* w, float* y, int64_t y_row) {
   const int64_t k = words * values_of(K);
@@ -108,12 +109,13 @@ void all_rows(const float* x, int64_t rows, int64_t words, const uint16_t* w, fl
   if (r < rows) dot_products<K, 1, O>(x + r * words, words, w, y + r * y_row, y_row);
 }
 
+// Multiplies a few rows by outputs [first, last).
 template <HalfKind K>
 void rows_of(const float* x, int64_t rows, int64_t words, const uint16_t* w, int64_t first, int64_t last, float* y,
              int64_t y_row) {
   const int64_t k = words * values_of(K);
   int64_t o = first;
-  // One row waits for memory, which answers two streams fastest (Zen 4: 23.6 GB/s, four streams 21.1, one 22.3).
+  // One row is bound by memory, which is fastest with two streams (Zen 4: 23.6 GB/s; four streams 21.1, one 22.3).
   for (; rows == 1 && o + 2 <= last; o += 2) all_rows<K, 2>(x, rows, words, w + o * k, y + o, y_row);
   for (; o + kOutputs <= last; o += kOutputs) all_rows<K, kOutputs>(x, rows, words, w + o * k, y + o, y_row);
   for (; o < last; ++o) all_rows<K, 1>(x, rows, words, w + o * k, y + o, y_row);
@@ -137,7 +139,7 @@ void pack_strips(const float* x, int64_t rows, int64_t words, int64_t first_stri
   }
 }
 
-// A strip of R rows, (words, R), times a panel, (words, kPanel): `columns` columns of y.
+// Multiplies a strip of R rows (words, R) by a panel (words, kPanel) and stores the first `columns` columns of y.
 template <HalfKind K, int R>
 void tile(const float* a, const float* b, int64_t words, int64_t columns, bool accumulate, float* y, int64_t y_row) {
   vf acc[R][2] = {};
@@ -175,8 +177,8 @@ TW_INLINE void tile_of(int rows, const float* a, const float* b, int64_t words, 
   if constexpr (R > 1) tile_of<K, R - 1>(rows, a, b, words, columns, accumulate, y, y_row);
 }
 
-// `count` words of `outputs` outputs from W (outputs, words) to (count, kPanel), kLanes x kLanes at a time. Columns
-// past the last output repeat it.
+// Converts `count` words of `outputs` outputs of W (outputs, words) to (count, kPanel), transposing blocks of kLanes x
+// kLanes. Columns past the last output repeat it.
 template <HalfKind K>
 void pack_weights(const uint16_t* w, int64_t words, int outputs, int64_t count, float* panel) {
   for (int x = 0; x < outputs; x += kLanes) {
@@ -197,6 +199,7 @@ void pack_weights(const uint16_t* w, int64_t words, int outputs, int64_t count, 
   }
 }
 
+// Multiplies all strips of rows by outputs [first, last), panel by panel.
 template <HalfKind K>
 void panels_of(const float* packed, int64_t rows, int64_t words, const uint16_t* w, int64_t first, int64_t last,
                float* y, int64_t y_row, float* panel) {
@@ -206,7 +209,7 @@ void panels_of(const float* packed, int64_t rows, int64_t words, const uint16_t*
     for (int64_t p = 0; p < words; p += kPanelWords) {
       const int64_t count = words - p < kPanelWords ? words - p : kPanelWords;
       pack_weights<K>(w + (o * words + p) * values_of(K), words, outputs, count, panel);
-      // The weights of the next panel are fetched meanwhile, an equal share with every strip.
+      // The weights of the next panel are prefetched meanwhile, an equal share with every strip.
       const bool whole = p + kPanelWords >= words;
       const uint16_t* next = w + (whole ? (o + kPanel) * k : o * k + (p + kPanelWords) * values_of(K));
       for (int64_t s = 0; s < strips; ++s) {

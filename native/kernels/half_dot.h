@@ -1,6 +1,6 @@
-// Products of rows with weights that stay in 16 bits, as a file stores them. A row is an array of 32-bit words: float32
-// numbers, for which weights become float32 as they are loaded; or pairs of bfloat16, which one instruction multiplies
-// by pairs of bfloat16 weights and adds in float32 (AVX512_BF16).
+// Products of rows with float16 or bfloat16 weights as a file stores them. A row is an array of 32-bit words: floats,
+// for which weights become float32 as they are loaded; or pairs of bfloat16, which one instruction (AVX512_BF16)
+// multiplies by pairs of bfloat16 weights and adds in float32.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace tw {
 enum class HalfKind { float16, bfloat16, bfloat16_pairs };
 
 struct HalfKernels {
-  // y (rows, outputs) = x W^T for a few rows of `words` words and the outputs [first, last) of W; rows of y are `y_row`
-  // floats apart. The order of a sum does not depend on the number of rows.
+  // A few rows: y (rows, outputs) = x W^T for outputs [first, last). Rows of x have `words` words; rows of y are
+  // `y_row` floats apart. The order of a sum does not depend on the number of rows.
   void (*rows)(HalfKind kind, const float* x, int64_t rows, int64_t words, const uint16_t* weights, int64_t first,
                int64_t last, float* y, int64_t y_row);
-  // Many rows. `pack` transposes them in strips, words x rows of the strip; strip `s` of `strips` begins at row
-  // rows * s / strips. `panels` converts and transposes a panel of weights for all strips, in `panel` of panel_floats
-  // floats.
+  // Many rows. `pack` transposes strips of rows to (words, rows of the strip); strip s of `strips` begins at row rows *
+  // s / strips. `panels` converts and transposes one panel of weights at a time and multiplies it by all strips;
+  // `panel` has room for panel_floats.
   int strip_rows, panel_outputs;
   int64_t panel_floats;
   void (*pack)(const float* x, int64_t rows, int64_t words, int64_t first_strip, int64_t last_strip, float* packed);

@@ -1,6 +1,6 @@
-// int16 activations, for layers where uint8 would round too much: convolutions with int16 weights and 32-bit
-// accumulators, and the elementwise operators and pools between them. real = q * scale with |q| <= kInt16Limit;
-// buffers are NHWC with zeros in their padding. Steps count elements, not bytes.
+// int16 activations (mixed precision), for layers where uint8 would round too much: convolutions with int16 weights and
+// 32-bit accumulators, and the elementwise operators and pools between them. real = q * scale with |q| <= kInt16Limit.
+// Buffers are NHWC with zeros in their padding. Steps count elements, not bytes.
 //
 // All sums are exact: weights are chosen such that no sum exceeds 32 bits. Every instruction set produces the same
 // integers.
@@ -15,8 +15,8 @@
 
 namespace tw {
 
-constexpr int64_t kMaxSummedPixels = 65535;  // definition: the most pixels whose sum always fits 32 bits
-constexpr int kInt16Group = 2;               // definition: channels per multiply-add
+constexpr int64_t kMaxSummedPixels = 65535;  // definition: 2^16 - 1 int16 pixels, whose sum fits 32 bits
+constexpr int kInt16Group = 2;               // hardware: channels per multiply-add of a lane
 
 struct Int16Problem {
   Int8Problem to;                  // output pixels, `in_grid` and output stage; its `in` and `weights` are not used
@@ -24,23 +24,24 @@ struct Int16Problem {
   const uint8_t* bytes = nullptr;  // depthwise with uint8 input: replaces x; `zero` is its zero point
   int zero = 0;
   int64_t kernel_h = 1, kernel_w = 1;
-  int64_t tap_row = 0, tap_step = 0;  // from tap to tap
+  int64_t tap_row = 0, tap_step = 0;  // from tap to tap, down and across
   const PanelWindow* windows = nullptr;
   const int16_t* weights = nullptr;  // panel: [tap][channel pair][16 columns][2]; depthwise: see below
 };
 
-// Depthwise weights are stored in blocks of 16 channels. If the channels are not a multiple of 16, the last block
+// Depthwise weights are stored in blocks of 16 channels; if the channels are not a multiple of 16, the last block
 // overlaps the one before it. Layout: [block][pair of tap rows][tap][channel in `kBlockOrder`][row of the pair]. An odd
-// last row is stored as [pair of taps][channel][tap], followed by zeros. This matches the order in which unpack
-// instructions interleave two pixels.
-constexpr int kBlockOrder[4] = {0, 2, 1, 3};                       // position of each group of four channels
-constexpr int kDepthwiseBlock = 16;                                // definition
+// last row is stored as [pair of taps][channel][tap], followed by zeros. In this order unpack instructions interleave
+// two pixels.
+constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // position of each group of four channels
+constexpr int kDepthwiseBlock = 16;           // definition: channels of a block
+// The first channel of a block.
 static inline int64_t block_at(int64_t block, int64_t channels) {  // static: compiled once per instruction set
   const int64_t first = kDepthwiseBlock * block, last = channels - kDepthwiseBlock;
   return first > last && last >= 0 ? last : first;
 }
 
-// uint8 or int16 pixels, `step` elements apart. 0: one pixel is broadcast.
+// uint8 or int16 pixels, `step` elements apart; a step of 0 broadcasts one pixel.
 struct MixedPixels {
   const void* data = nullptr;
   int64_t step = 0;
@@ -62,7 +63,7 @@ struct MixedStage {
 };
 
 struct Int16Kernels {
-  // The pixels [first, last) of the problem for the panels [first_panel, last_panel).
+  // Computes pixels [first, last) of the problem for panels [first_panel, last_panel).
   void (*rows)(const Int16Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
   void (*depthwise)(const Int16Problem& problem, int64_t first, int64_t last);
   void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& stage,

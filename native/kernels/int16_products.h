@@ -1,5 +1,5 @@
-// Convolution products on int16 activations (kernels/int16.h), and activations that are applied after the results are
-// stored. Included by int16.cpp, which is compiled with -ffp-contract=off.
+// Convolution on int16 activations (kernels/int16.h). An activation may be applied in a second pass, after the results
+// are stored. Included by int16.cpp, which is compiled with -ffp-contract=off.
 #pragma once
 
 #include "kernels/int16.h"
@@ -17,7 +17,7 @@ constexpr int kMaxTileRows = 6;  // definition
 #else
 constexpr int kMaxTileRows = 2;  // definition
 #endif
-constexpr int kBlock = 96;  // pixels per block of the loop over panels: a multiple of every kMaxTileRows
+constexpr int kBlock = 96;  // chosen: pixels per pass over the panels; a multiple of every kMaxTileRows
 
 TW_INLINE vi load_lanes(const int32_t* p) {
   vi v;
@@ -44,12 +44,13 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #if defined(__AVX2__)
 TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// Whether the activation is applied in a second pass over the stored integers. Applied tile by tile, each evaluation
-// would wait for the latency of the one before.
+// Whether the activation is applied in a second pass over the stored integers. Tile by tile, each evaluation would wait
+// for the latency of the one before.
 bool defers_activation(const Int8Problem& p) {
   return p.kind == Int8Out::int16 && p.int16_stage.activation == Int16Activation::piecewise;
 }
 
+// The output stage of the first pass: only rounds and clamps.
 Int16Stage without_activation(const Int16Stage& stage) {
   Int16Stage whole;
   whole.low = -32767;
@@ -83,7 +84,7 @@ Int16Stage without_activation(const Int16Stage& stage) { return stage; }
 void apply_activation(const Int8Problem&, const RowOffsets&, int, int, int) {}
 #endif
 
-constexpr int kPairsAtOnce = 4;  // channel pairs between two prefetches
+constexpr int kPairsAtOnce = 4;  // chosen: channel pairs between two prefetches
 
 // Multiplies the channel pair at offset `c` of R pixels by V vectors of a panel.
 template <int R, int V>
@@ -101,7 +102,7 @@ TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const i
   }
 }
 
-// Multiplies R pixels by V vectors of a panel.
+// Multiplies R pixels by V vectors of a panel, over all taps and channels of its window.
 template <int R, int V>
 TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
                         vi (&acc)[R][V]) {
@@ -131,7 +132,8 @@ TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, 
 }
 
 #if defined(__AVX2__)
-// Computes V vectors of a panel for all full tiles of the block's pixels. Returns the number of pixels computed.
+// Computes V vectors of a panel for all full tiles of the block's pixels, while the weights of the next panels are
+// prefetched. Returns the number of pixels computed.
 template <int R, int V, OutputPath W>
 __attribute__((noinline)) int strip(const Int16Problem& problem, const RowOffsets& at, int count, int panel,
                                     int last_panel) {
@@ -150,6 +152,7 @@ __attribute__((noinline)) int strip(const Int16Problem& problem, const RowOffset
   return i;
 }
 
+// Computes the full tiles of a whole panel, or of half a panel. Returns the number of pixels computed.
 int whole_tiles(const Int16Problem& p, const RowOffsets& at, int count, int panel, int last_panel) {
   const int remaining = whole_columns(p.to) - panel * kInt8Panel;
   int done = 0;
@@ -166,6 +169,7 @@ int whole_tiles(const Int16Problem& p, const RowOffsets& at, int count, int pane
 int whole_tiles(const Int16Problem&, const RowOffsets&, int, int, int) { return 0; }
 #endif
 
+// Computes the last pixels, or a partial panel: at most R pixels at a time.
 template <int R = kMaxTileRows>
 TW_INLINE void last_rows(const Int16Problem& p, const RowOffsets& at, int first, int64_t row, int panel, int count) {
   if constexpr (R > 0) {
@@ -177,6 +181,7 @@ TW_INLINE void last_rows(const Int16Problem& p, const RowOffsets& at, int first,
   }
 }
 
+// Computes pixels [first, last) block by block, and each block panel by panel.
 void rows(const Int16Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel) {
   RowOffsets at;
   Int16Problem p = problem;

@@ -1,6 +1,6 @@
-// The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4
-// by 1 otherwise; and the blocked loops around them. For each four values of K, a row is one 32-bit broadcast and a
-// panel one or two vector loads. int8_dot.h holds the instructions; every instruction set produces the same integers.
+// The register tiles of the integer product and the blocked loops around them. Tiles are up to 16 rows by 1 panel of 16
+// columns, 12 by 2 or 6 by 4 with AVX-512, 4 by 1 otherwise. Per four values of K, a row is one 32-bit broadcast and a
+// panel one or two vector loads. int8_dot.h has the instructions; every instruction set produces the same integers.
 //
 // This file is compiled with -ffp-contract=off: the rounding to 8 bits must not depend on the instruction set.
 #include "kernels/int8.h"
@@ -16,6 +16,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// The tallest register tile of each number of panels.
 #if defined(__AVX512F__)
 constexpr int kMaxTileRows[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
 #else
@@ -28,7 +29,7 @@ struct Split {  // defined by int8_split.h for AVX2
 };
 #endif
 
-// All of K in one pass: sums start from the offset, stay in registers and are requantized.
+// A tile over all of K: sums start from the offset, stay in registers and are requantized.
 template <Dot D>
 struct WholeK {
   static constexpr Dot kDot = D;
@@ -37,13 +38,14 @@ struct WholeK {
   const int32_t* start;  // for `pairs`: the initial sums of the panel
 };
 
-// One slice of K: the sums of the block are kept in memory between slices and requantized after the last one.
+// A tile over one slice of K: the sums of the block are stored in memory between slices and requantized after the last
+// one.
 template <Dot D>
 struct KSlice {
   static constexpr Dot kDot = D;
   static constexpr bool kOneRow = false;
-  int first, last;
-  int32_t* sums;  // sums of the block's first row and panel
+  int first, last;  // groups of K
+  int32_t* sums;    // sums of the block's first row and panel
   int64_t row_step;
   int first_panel;
 
@@ -76,7 +78,7 @@ TW_INLINE void add_base(const Int8Problem& p, const int8_t* w, int base, vi (&su
   for (int v = 0; v < kVectors; ++v) sums[v] += total[v] * base;
 }
 
-// Adds the excess of the activations (int8_split.h) times their weights.
+// Adds the excess of the activations (int8_split.h), above or below, times their weights.
 template <bool kAbove, int R>
 TW_INLINE void add_excess(const Excess* e, const Excess* end, const int8_t* w, vi (&acc)[R][kVectors]) {
   for (; e < end; e += kSplitRows) {
@@ -93,6 +95,7 @@ TW_INLINE void add_excess(const Excess* e, const Excess* end, const int8_t* w, v
   }
 }
 
+// Adds both kinds of excess of a tile of rows.
 template <int R>
 TW_INLINE void add_all_excess(const Split& split, int first, const int8_t* w, vi (&acc)[R][kVectors]) {
   const int32_t* from = split.first + 2 * (first / kSplitRows);
@@ -101,13 +104,15 @@ TW_INLINE void add_all_excess(const Split& split, int first, const int8_t* w, vi
 }
 #endif
 
-// Kept out of line: there are many output paths, and inlined next to the multiply loop they would take its registers.
+// Not inlined: there are many output paths, which would take registers from the multiply loop.
 template <int R, int P>
 __attribute__((noinline)) void requantize_tile_out_of_line(const Int8Problem& p, const vi (&sums)[R][P * kVectors],
                                                            const RowOffsets& at, int first, int64_t row, int panel) {
   requantize_tile<R, P>(p, sums, at, first, row, panel);
 }
 
+// Computes R rows by P panels over all of K, with the output stage. `first` is the row in the block, `row` in the
+// problem.
 template <int R, int P, Dot D>
 void tile(const Int8Problem& p, const WholeK<D>& whole_k, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
@@ -139,6 +144,7 @@ void tile(const Int8Problem& p, const WholeK<D>& whole_k, const RowOffsets& at, 
   requantize_tile_out_of_line<R, P>(p, sums, at, first, row, panel);
 }
 
+// Adds one slice of K to R rows by P panels of sums in memory.
 template <int R, int P, Dot D>
 void tile(const Int8Problem& p, const KSlice<D>& slice, const RowOffsets& at, int first, int64_t, int panel) {
   constexpr int V = P * kVectors;
@@ -160,7 +166,7 @@ void tile(const Int8Problem& p, const KSlice<D>& slice, const RowOffsets& at, in
   }
 }
 
-// Out of line for the same reason as requantize_tile_out_of_line().
+// Not inlined, for the same reason as requantize_tile_out_of_line().
 __attribute__((noinline)) void requantize_vector_out_of_line(const Int8Problem& p, const vi* sum, const RowOffsets& at,
                                                              int first, int64_t row, int column) {
   requantize(p, *sum, row, at.out[first], at.residual[first], column);
@@ -170,7 +176,7 @@ __attribute__((noinline)) void requantize_vector_out_of_line(const Int8Problem& 
 // the dot product.
 template <Dot D>
 void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
-  constexpr int kChains = 4;
+  constexpr int kChains = 4;  // definition: independent sums
   const int8_t* w = p.weights + panel * panel_bytes_of(p);
   vi acc[kChains][kVectors] = {};
   for (int run = 0; run < p.runs; ++run) {
@@ -208,6 +214,7 @@ TW_INLINE void tile_if(const Int8Problem& p, const KRange& k_range, const RowOff
   if constexpr (R <= kMaxTileRows[P]) tile<R, P>(p, k_range, at, first, row, panel);
 }
 
+// Dispatches to the tile of this number of rows.
 template <int P, class KRange>
 TW_INLINE void tile_rows(const Int8Problem& p, const KRange& k_range, const RowOffsets& at, int first, int64_t row,
                          int panel, int rows) {
@@ -276,8 +283,8 @@ void strip(const Int8Problem& p, const KRange& k_range, const RowOffsets& at, in
   }
 }
 
-// Computes a block of panels. Panels that do not fill a register tile use a narrower tile, as tall as the registers
-// allow.
+// Computes a block of rows and panels. Panels that do not fill a register tile use a narrower tile, as tall as the
+// registers allow.
 template <class KRange>
 TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const KRange& k_range, const RowOffsets& at, int64_t row,
                       int count, int panel, int last_panel) {
@@ -323,8 +330,9 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kMinSplitRows = 2;  // fewer rows than this do not repay splitting the activations
+constexpr int kMinSplitRows = 2;  // chosen: fewer rows do not repay splitting the activations
 
+// Computes a block with split activations, panel by panel: multiplies the small parts, then adds the excess.
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel,
                  int last_panel) {
   alignas(32) int32_t start[kInt8Panel];
@@ -366,6 +374,7 @@ __attribute__((noinline)) int saturation_safe_strip(const Int8Problem& problem, 
   return i;
 }
 
+// Runs saturation_safe_strip for the problem's output path.
 template <Dot D, int V>
 int saturation_safe_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel) {
   int done = 0;
@@ -374,7 +383,8 @@ int saturation_safe_rows(const Int8Problem& p, const RowOffsets& at, int count, 
   return done;
 }
 
-TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {  // two overlapping moves if n >= 4
+// Copies n < 16 bytes, by two overlapping moves if n >= 4.
+TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {
   if (n >= 8) {
     std::memcpy(to, from, 8);
     std::memcpy(to + n - 8, from + n - 8, 8);
@@ -427,6 +437,8 @@ void saturation_safe_block(const Int8Problem& p, const RowOffsets& at, int64_t r
   }
 }
 
+// Computes one block of rows and panels in the fastest way that is exact for these weights: VNNI, saturation-safe
+// quads or pairs, split activations, or int16.
 void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
            int32_t* sums) {
 #if defined(TW_AVX_VNNI)
@@ -454,6 +466,7 @@ void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row,
 }
 #endif
 
+// Computes rows [first, last) of panels [first_panel, last_panel), block by block.
 void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel,
           int32_t* sums) {
   RowOffsets at;
@@ -469,6 +482,7 @@ void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, 
 }
 
 #if defined(__AVX512F__)
+// Computes the same on AMX tiles (int8_amx.h). Returns false if memory is exhausted.
 template <class Tiles>
 bool tiles_of(const Int8Problem& p, int64_t first, int64_t last, int first_panel, int last_panel) {
   RowOffsets at;

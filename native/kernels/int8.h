@@ -1,9 +1,8 @@
-// Integer matrix product and convolution: unsigned 8-bit activations times signed 8-bit weights, summed in 32 bits.
+// Integer matrix product and convolution: uint8 activations times int8 weights, summed in int32.
 //
 // One routine serves both. A convolution over NHWC data is a matrix product whose rows are pixels. The operand of a
-// pixel consists of a few contiguous runs of bytes at a fixed distance, one per row of the filter, because the taps of
-// a filter row are adjacent. A plain matrix product has one run. The padding holds the zero point, so no tap is ever
-// skipped.
+// pixel is a few contiguous runs of bytes at a fixed distance, one per row of the filter, because the taps of a filter
+// row are adjacent. A plain matrix product has one run. The padding holds the zero point, so no tap is ever skipped.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,8 @@
 
 namespace tw {
 
-constexpr int kInt8Panel = 16;  // definition: columns of a packed weight panel, on every instruction set
-constexpr int kInt8Group = 4;   // definition: values of K per dot-product instruction
+constexpr int kInt8Panel = 16;  // definition: columns of a panel of packed weights, on every instruction set
+constexpr int kInt8Group = 4;   // hardware: values of K per lane of a dot-product instruction
 
 enum class Int8Out : int { int32 = 0, float32 = 1, uint8 = 2, int16 = 3 };
 
@@ -28,23 +27,23 @@ struct Int8Problem {
   const uint8_t* in = nullptr;
   PixelGrid in_grid;
   int images = 1, height = 1, width = 1;  // of the output
-  int runs = 1;
-  int64_t run_step = 0;    // bytes from one run to the next
-  int groups_per_run = 0;  // bytes of a run / 4
+  int runs = 1;                           // contiguous runs of a row's operand
+  int64_t run_step = 0;                   // bytes from one run to the next
+  int groups_per_run = 0;                 // bytes of a run / kInt8Group
 
   const int8_t* weights = nullptr;  // PackedPanels (common/integer_layer.h)
   int columns = 0;
   int max_pair_sum = 255;  // see int8_max_pair_sum; a smaller value is slower but correct
   bool quads_fit = false;  // see int8_quads_fit; false is slower but correct
 
-  // result = (sum + offset[column]) * scale[column] ..., all arrays padded to whole panels
+  // sum = products + offset[column]; then the output stage of `kind`. All arrays are padded to whole panels.
   const int32_t* offset = nullptr;
   const float* scale = nullptr;
 
   Int8Out kind = Int8Out::int32;
   void* out = nullptr;
   PixelGrid out_grid;
-  int out_columns = 0;  // columns written per pixel: `columns`, or rounded up to 4 for uint8 buffers
+  int out_columns = 0;  // columns written per pixel: `columns`, rounded up to 4 for uint8 buffers
 
   // float32: result = sum * scale * row_scale[row] + bias, then ReLU
   const float* row_scale = nullptr;
@@ -72,10 +71,10 @@ struct Int8Tile {
   int threads_m = 1, threads_n = 1;
 };
 
-constexpr int kInt8MaxPanels = 4;          // definition: largest register tile, in panels
-constexpr int64_t kInt8MaxRows = 512;      // definition: largest row block: its row offsets are on the stack
-constexpr int64_t kInt8MaxSums = 1 << 20;  // largest block of sums that is kept in memory between blocks of K
-constexpr int kInt8MaxThreads = 1024;
+constexpr int kInt8MaxPanels = 4;          // definition: panels of the widest register tile
+constexpr int64_t kInt8MaxRows = 512;      // chosen: rows of the largest block, whose offsets are on the stack
+constexpr int64_t kInt8MaxSums = 1 << 20;  // chosen: sums of a block that are kept in memory between blocks of K
+constexpr int kInt8MaxThreads = 1024;      // chosen: largest thread grid that a tile may ask for
 
 struct Int8Kernels {
   const int* max_rows;  // max_rows[p]: rows of the tallest register tile of p panels, p = 0 ... 4; 0 if there is none
@@ -83,8 +82,8 @@ struct Int8Kernels {
   // along K by the tile's kc; null disables it.
   void (*rows)(const Int8Problem& problem, const Int8Tile& tile, int64_t first, int64_t last, int first_panel,
                int last_panel, int32_t* sums);
-  // The same on AMX tiles, or on their emulation. Returns false, with nothing done, if memory is exhausted. Null unless
-  // compiled for AVX-512.
+  // Computes the same rows on AMX tiles, or on their emulation. Returns false, with nothing done, if memory is
+  // exhausted. Null unless compiled for AVX-512.
   bool (*tiles)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel,
                 bool emulated);
 };
@@ -98,12 +97,12 @@ bool has_amx();
 Amx active_amx();
 void set_amx(Amx use);  // hardware requires has_amx()
 
-// The largest sum of two neighbouring activations whose products with any pair of these packed weights fit 16 bits: 255
-// to 510. 510 means that no pair of weights can overflow.
+// The largest sum of two neighbouring activations such that the products with any pair of these packed weights add up
+// to at most 16 bits: 255 to 510. At 510 no pair of weights can overflow: they are saturation-safe.
 int int8_max_pair_sum(const int8_t* packed, int64_t bytes);
 
 // Whether the products of any activations with two pairs of these packed weights, from neighbouring groups of one run,
-// fit 16 bits in sum. The weights have `panels` panels of `runs` runs of `groups` groups.
+// always fit 16 bits together. The weights have `panels` panels of `runs` runs of `groups` groups.
 bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups);
 
 // AVX-VNNI: the byte dot product without AVX-512. AVX2 kernels use it by default if the CPU has it. Tests turn it off
@@ -112,14 +111,14 @@ bool has_avx_vnni();
 bool uses_avx_vnni();
 void use_avx_vnni(bool use);  // true requires has_avx_vnni()
 
-// Thread-local scratch memory of `numbers` 32-bit values, aligned to a cache line and valid until the thread's next
-// call. Null if memory is exhausted.
+// Returns thread-local scratch memory of `numbers` 32-bit values, aligned to a cache line and valid until the thread's
+// next call; null if memory is exhausted.
 int32_t* int8_scratch(int64_t numbers);
 
 // The default tile for a product of this shape on vector registers (docs/tiles.md explains the choice).
 Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);
 
-// The reason why this tile cannot be used for a product of `k` values, or null.
+// Why this tile cannot be used for a product of `k` values; null if it can.
 const char* int8_tile_problem(const Int8Tile& tile, int64_t k);
 
 // Computes rows [first, last) on the calling thread.

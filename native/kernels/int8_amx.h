@@ -1,13 +1,13 @@
 // The integer product on AMX tiles: 16 rows by 16 columns of sums, 64 values of K at a time.
 //
 // A tile of weights is 16 groups of a packed panel, contiguous in memory. A tile of activations is 16 rows of 64 bytes
-// at a fixed distance. If the problem's rows have that layout (a product, most convolutions whose pixels fill whole
-// tiles) they are read in place; otherwise they are copied first. Two by two tiles of sums share four loads, over at
-// most kSlice chunks of K, so that the weights stay in the L1 cache for all rows of the block.
+// at a fixed distance. If the problem's rows have that layout (a plain product, and most convolutions whose pixels fill
+// whole tiles), they are read in place; otherwise they are copied first. Two by two tiles of sums share four loads,
+// over at most kSlice chunks of K, so that the weights stay in the L1 cache for all rows of the block.
 //
-// Sums start as the columns' offsets. int32 results of full tiles are stored directly. Others go through memory to the
-// vector registers and are requantized while the tiles of the next rows are multiplied: at K = 512 requantization takes
-// as long as the product.
+// Sums start as the columns' offsets. int32 results of full tiles are stored directly. Other results go through memory
+// to the vector registers, where they are requantized while the tiles of the next rows are multiplied: at K = 512
+// requantization takes as long as the product.
 //
 // The loops are templates over `Hardware` and `Emulated`, a plain C++ model of the instructions, so that loops, edges
 // and integers can be tested on any CPU with AVX-512.
@@ -24,6 +24,7 @@ namespace TW_ISA {
 constexpr int kTileRows = 16, kTileBytes = 64;  // hardware: activations, weights and sums alike
 constexpr int kTileSize = kTileRows * kTileBytes;
 
+// The operand of ldtilecfg: eight tiles of 16 rows of 64 bytes.
 struct alignas(64) TilePalette {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes,
@@ -32,8 +33,8 @@ struct alignas(64) TilePalette {
 };
 
 #if defined(TW_AMX)
-// Inline assembly keeps the compiler from using these instructions elsewhere in the file. Tiles 0 to 3 hold sums, 4 and
-// 5 activations, 6 and 7 weights.
+// The AMX instructions. Inline assembly keeps the compiler from using them elsewhere in the file. Tiles 0 to 3 hold
+// sums, 4 and 5 activations, 6 and 7 weights.
 struct Hardware {
   Hardware() {
     const TilePalette palette;
@@ -58,6 +59,7 @@ struct Hardware {
 };
 #endif
 
+// A model of the same instructions in plain C++.
 struct Emulated {
   uint8_t tiles[8][kTileSize];
 
@@ -73,6 +75,7 @@ struct Emulated {
       std::memcpy(static_cast<uint8_t*>(to) + r * step, tiles[T] + r * kTileBytes, kTileBytes);
     }
   }
+  // tdpbusd: tile C += tile A (uint8) times tile B (int8), four products per sum.
   template <int C, int A, int B>
   void dot() {
     int32_t sums[kTileRows * 16];
@@ -103,8 +106,8 @@ struct TileTarget {
   int64_t step;
 };
 
-constexpr int kTileBlock = 256;           // rows of a block: whole pairs of tiles
-constexpr int kSlice = 16;                // chunks of K per pass over the rows
+constexpr int kTileBlock = 256;           // chosen: rows of a block, whole pairs of tiles
+constexpr int kSlice = 16;                // chosen: chunks of 64 values of K per pass over the rows
 constexpr int kSumsRow = 2 * kInt8Panel;  // sums of a row kept in memory
 
 template <class Tiles>
@@ -166,6 +169,7 @@ class TileProduct {
                                out[below + 1] - out[below] == out[first + 1] - out[first]);
   }
 
+  // Returns sixteen rows of activations: in place, or copied next to each other and zero-padded to whole chunks of K.
   TileRows rows_of(int first) {
     const int64_t run_bytes = static_cast<int64_t>(p_.groups_per_run) * kInt8Group;
     const int64_t* in = at_->in;
@@ -174,8 +178,7 @@ class TileProduct {
     }
     const int64_t step = chunks_ * kTileBytes;
     uint8_t* const to = gathered_ + first * step;
-    for (int r = 0; r < kTileRows && first + r < count_;
-         ++r) {  // missing rows hold arbitrary values: their sums are not read
+    for (int r = 0; r < kTileRows && first + r < count_; ++r) {  // rows past the last are never stored
       uint8_t* row = to + r * step;
       for (int run = 0; run < p_.runs; ++run, row += run_bytes) {
         std::memcpy(row, p_.in + in[first + r] + run * p_.run_step, run_bytes);
@@ -190,6 +193,7 @@ class TileProduct {
     return q * kTileBytes + kTileBytes <= bytes_ ? panel + q * kTileSize : last_weights_ + which * kTileSize;
   }
 
+  // Computes N panels for all rows of the block: slices of K outside, pairs of groups of rows inside.
   template <int N>
   void panels(int panel) {
     const int64_t panel_bytes = bytes_ * kInt8Panel;
@@ -215,7 +219,7 @@ class TileProduct {
     }
   }
 
-  // The sums of group g, kept for the next slice of K or while the next pair of groups is multiplied.
+  // The sums of group g in memory, for the next slice of K or while the next pair of groups is multiplied.
   int32_t* sums_of(int g) { return sums_ + (chunks_ > kSlice ? g : g % 4) * kTileRows * kSumsRow; }
 
   TileTarget sums_target(int g) { return {sums_of(g), sums_of(g) + kTileRows * kSumsRow, kSumsRow * 4}; }
@@ -227,6 +231,7 @@ class TileProduct {
     return {out + at_->out[first], below, (at_->out[first + 1] - at_->out[first]) * 4};
   }
 
+  // Multiplies M groups of rows by N panels over chunks [q, end) of K: loads the sums of `from`, stores them to `to`.
   template <int M, int N>
   void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int panel,
                 const TileTarget& from, const TileTarget& to) {
@@ -277,7 +282,7 @@ class TileProduct {
 
   const Int8Problem& p_;
   Tiles& tiles_;
-  int64_t chunks_, bytes_;
+  int64_t chunks_, bytes_;  // K in chunks of 64 (the last padded) and in bytes
   int32_t* sums_ = nullptr;
   int8_t* last_weights_ = nullptr;
   uint8_t* gathered_ = nullptr;

@@ -1,10 +1,11 @@
 // The dot product of four bytes in every 32-bit lane: acc += a0 w0 + a1 w1 + a2 w2 + a3 w3.
 //
-// AVX-512 and AVX-VNNI have an instruction for it. AVX2 has three ways to the same integers. `int16` widens the bytes
-// to int16 and uses two multiply-adds: correct for any bytes, at twice the additions. `pairs` uses vpmaddubsw, which
-// adds two byte products in 16 bits and saturates at 255 * (127 + 127); it requires activations that int8_split.h has
-// made small enough, or saturation-safe weights. `quads` adds two such pairs in 16 bits before widening and requires
-// weights that are smaller still.
+// AVX-512 VNNI and AVX-VNNI have an instruction for it (vpdpbusd). AVX2 has three ways to the same integers:
+//   int16: converts the bytes to int16 and uses two multiply-adds. Correct for any bytes, at twice the additions.
+//   pairs: vpmaddubsw adds two byte products in 16 bits and saturates at 255 * (127 + 127). It requires activations
+//   that
+// int8_split.h has made small enough, or saturation-safe weights.
+//   quads: adds two such pairs in 16 bits before widening them. It requires weights that are smaller still.
 #pragma once
 
 #include "kernels/int8_sums.h"
@@ -17,7 +18,7 @@ enum class Dot { int16, pairs, quads, vnni };  // differ only with AVX2
 constexpr bool uses_maddubs(Dot d) { return d == Dot::pairs || d == Dot::quads; }
 
 template <Dot D>
-struct Weights {  // one vector of weights: kLanes columns x 4 values
+struct Weights {  // one vector of weights (kLanes columns, 4 values of K)
 #if defined(__AVX512F__)
   __m512i v;
 #elif defined(__AVX2__)
@@ -28,7 +29,7 @@ struct Weights {  // one vector of weights: kLanes columns x 4 values
 };
 
 template <Dot D>
-struct Activations {  // four bytes of a row, broadcast to every lane
+struct Activations {  // four bytes of a row, broadcast to all lanes
 #if defined(__AVX512F__)
   __m512i v;
 #elif defined(__AVX2__)
@@ -50,6 +51,7 @@ struct Activations<Dot::int16> {
 };
 #endif
 
+// Loads one vector of weights; as int16, the even and the odd values separately.
 template <Dot D>
 TW_INLINE Weights<D> load_weights(const int8_t* p) {
 #if defined(__AVX512F__)
@@ -66,6 +68,7 @@ TW_INLINE Weights<D> load_weights(const int8_t* p) {
 #endif
 }
 
+// Loads four bytes of a row into every lane.
 template <Dot D>
 TW_INLINE Activations<D> broadcast(const uint8_t* p) {
 #if defined(__AVX2__)
@@ -87,18 +90,19 @@ TW_INLINE Activations<D> broadcast(const uint8_t* p) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Sums four products. Each pair fits 16 bits.
+// Four products per lane. Each pair must fit 16 bits.
 TW_INLINE vi dot_of_pairs(__m256i a, __m256i w) {
   return (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(a, w), _mm256_set1_epi16(1));
 }
 
-// Sums eight products. Each four of them fit 16 bits.
+// Eight products per lane. Each two pairs must fit 16 bits together.
 TW_INLINE vi dot_of_quads(__m256i a, __m256i w, __m256i b, __m256i x) {
   const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(a, w), _mm256_maddubs_epi16(b, x));
   return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1));
 }
 #endif
 
+// acc += a * w, four products per lane.
 template <Dot D>
 TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 #if defined(__AVX512F__)
@@ -123,7 +127,7 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 #endif
 }
 
-// acc += rows x weights over `bytes` values of K starting at `start`. `w` is advanced.
+// The inner loop: acc += rows x weights over `bytes` values of K starting at `start`. Advances `w`.
 template <Dot D, int R, int V>
 TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w,
                         int64_t panel_bytes, vi (&acc)[R][V]) {

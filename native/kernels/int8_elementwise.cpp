@@ -51,6 +51,7 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const Uint8Stage& a
 
 TW_INLINE vf first_floats(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
 
+// Loads and dequantizes a vector of channels.
 TW_INLINE vf real_at(const BytePixels& x, int64_t pixel, int64_t channel, int lanes) {
   return dequantize_lanes(load_bytes(x.data + pixel * x.step + channel, lanes), x.zero, x.scale);
 }

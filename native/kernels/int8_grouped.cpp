@@ -15,7 +15,7 @@ TW_INLINE vi load_sums(const int32_t* p) {
   return v;
 }
 
-// acc + x * w in each lane. Both fit 16 bits and x is not negative.
+// acc + x * w in each lane. Both factors fit 16 bits and x is not negative.
 TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
 #if defined(__AVX512F__)
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
@@ -43,7 +43,7 @@ TW_INLINE void requantize(const GroupedRows& r, vi sum, const float* scale, int6
 
 // --- depthwise ---
 
-// Accumulates a row of taps for neighbouring pixels. Inputs shared by several windows are loaded once.
+// Accumulates a row of taps for neighbouring pixels. Inputs that several windows share are loaded once.
 template <int Taps, int Stride, int Pixels>
 TW_INLINE void accumulate_row(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
                               vi (&acc)[Pixels]) {
@@ -75,7 +75,7 @@ TW_INLINE void accumulate_any_row(const GroupedTaps& t, const uint8_t* x, int64_
   }
 }
 
-// Taps = Stride = 0: any values.
+// Depthwise convolution, one vector of channels at a time. Taps = Stride = 0: any values.
 template <int Taps, int Stride>
 struct Depthwise {
   static constexpr int kPixels = kLanes == 16 ? 8 : 4;
@@ -84,6 +84,7 @@ struct Depthwise {
   const float* scale;
   const GroupedRows& r;
 
+  // Computes `Pixels` neighbouring outputs of one vector of channels.
   template <int Pixels, Approximation C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t c, int lanes) const {
     const int64_t tap_step = (r.channels + kPanel - 1) / kPanel * kPanel;
@@ -122,9 +123,9 @@ struct Depthwise {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Takes two rows of taps at a time: bytes and weights of both rows are interleaved as int16, so that one multiply-add
-// takes both. A tile is 16 channels of four pixels; the last tile of a row or of the channels overlaps the one before
-// it. Channels are processed in blocks whose weights stay in the L1 cache.
+// Depthwise convolution with two rows of taps at a time: the bytes and the weights of both rows are interleaved as
+// int16, so that one multiply-add handles both. A tile is 16 channels of four pixels; the last tile of a row or of the
+// channels overlaps the one before it. Channels are processed in blocks whose weights stay in the L1 cache.
 template <int Taps, int Stride>
 class PairedDepthwise {
  public:
@@ -149,8 +150,8 @@ class PairedDepthwise {
   }
 
  private:
-  static constexpr int kPixels = 4;
-  static constexpr int64_t kBlockBytes = 16 << 10;
+  static constexpr int kPixels = 4;                 // definition: pixels of a register tile
+  static constexpr int64_t kBlockBytes = 16 << 10;  // chosen: half of a first-level cache
 
   int64_t panel_numbers() const { return row_pairs_ * Taps * kPanel; }
   int64_t first_channel(int64_t panel) const {
@@ -170,7 +171,7 @@ class PairedDepthwise {
     }
   }
 
-  // acc += pixels of a pair of rows (of one row if `below` is null) times their weights.
+  // acc += pixels of two rows (kBoth) or of one row, times their weights.
   template <bool kBoth>
   TW_INLINE void add_rows(const uint8_t* above, const uint8_t* below, const int32_t* w, vi (&acc)[kPixels][2]) const {
 #pragma GCC unroll 16
@@ -197,6 +198,7 @@ class PairedDepthwise {
     }
   }
 
+  // Accumulates all rows of taps for four pixels by 16 channels.
   TW_INLINE void sums(const uint8_t* x, const int32_t* w, vi (&acc)[kPixels][2]) const {
     const int64_t next = t_.dilation_h * r_.row_step;
     int64_t ky = 0;
@@ -204,6 +206,7 @@ class PairedDepthwise {
     if (ky < t_.kernel_h) add_rows<false>(x, nullptr, w, acc);
   }
 
+  // Computes output row y of panels [panel, end): four pixels through all panels, then the next four.
   void row(int64_t y, int64_t panel, int64_t end) const {
     Int8Problem p;
     p.kind = Int8Out::uint8;
@@ -273,6 +276,7 @@ void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offs
 
 // --- groups ---
 
+// Grouped convolution, 16 output channels at a time.
 struct Grouped {
   const GroupedTaps& t;
   const PanelWindow* windows;
@@ -281,6 +285,7 @@ struct Grouped {
   const float* scale;
   const GroupedRows& r;
 
+  // Computes `Pixels` neighbouring outputs of one panel of channels.
   template <Dot D, int Pixels, Approximation C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
     const PanelWindow& window = windows[panel];
@@ -325,6 +330,7 @@ struct Grouped {
     for (; x < r.width; ++x) tile<D, 1, C>(y, x, panel);
   }
 
+  // Computes all rows and panels, each panel by the fastest dot product that its weights allow.
   void run() const {
     dispatch_approximation(r.uint8_stage, [&](auto constant) {
       for (int64_t y = 0; y < r.rows; ++y) {

@@ -1,6 +1,6 @@
 // Grouped or dilated integer convolution: each output channel reads some of the input channels. Depthwise convolution
 // has its own loop. Others compute 16 output channels at a time and read, for each tap, the union of their input
-// channels, with zero weights where a channel is not read.
+// channels (a window), with zero weights where a channel is not read.
 //
 // Buffers are NHWC uint8 with at least as much padding as the convolution needs, filled with the zero point: no tap is
 // ever skipped.
@@ -17,7 +17,7 @@ struct GroupedTaps {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
 };
 
-// Rows of one image's result. `x` points at the first tap of the first row.
+// Rows of the result of one image. `x` points to the first tap of the first row.
 struct GroupedRows {
   const uint8_t* x = nullptr;
   int64_t row_step = 0, pixel_step = 0;  // of x, in bytes
@@ -32,7 +32,7 @@ struct GroupedRows {
   Uint8Stage uint8_stage;
 };
 
-// Saturation safety of a panel's weights: the largest number of products that always fit 16 bits, one pair or two.
+// Saturation safety of a panel's weights: the most products that always fit 16 bits in sum, one pair or two.
 enum class PanelFit : int { none, pairs, quads };
 
 // The input channels that a panel reads: the first one and the number of groups (of four, or of two int16).

@@ -24,6 +24,7 @@ TW_INLINE vi load_bytes(const uint8_t* p, int n) {
 #endif
 }
 
+// Stores the low bytes of the first n lanes.
 TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 #if defined(__AVX512F__)
   _mm512_mask_cvtepi32_storeu_epi8(p, lane_mask(n), (__m512i)v);
@@ -56,7 +57,7 @@ TW_INLINE vi round_to_range(vf value, int low, int high) {
 #endif
 }
 
-// Maximum and minimum with a bound. A NaN becomes the bound.
+// Clamps from below or above. A NaN becomes the bound.
 TW_INLINE vf at_least(vf value, vf bound) {
 #if defined(__AVX512F__)
   return (vf)_mm512_maskz_max_ps(0xffff, (__m512)value, (__m512)bound);
@@ -76,6 +77,7 @@ TW_INLINE vf at_most(vf value, vf bound) {
 #endif
 }
 
+// Applies the approximation `Parabola` (hard-swish) if C asks for it.
 template <Approximation C>
 TW_INLINE vf apply_parabola(vf value, const Parabola& b) {
   if constexpr (C == Approximation::parabola) {
@@ -88,7 +90,7 @@ TW_INLINE vf apply_parabola(vf value, const Parabola& b) {
 TW_INLINE vi smaller(vi a, vi b) { return a < b ? a : b; }
 TW_INLINE vi larger(vi a, vi b) { return a > b ? a : b; }
 
-// Looks up one of eight coefficients in each lane.
+// Each lane selects one of eight coefficients by `at`.
 TW_INLINE vi coefficient_at(const int16_t (&numbers)[8], vi at) {
 #if defined(__AVX512F__)
   const __m256i eight = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
@@ -103,6 +105,7 @@ TW_INLINE vi coefficient_at(const int16_t (&numbers)[8], vi at) {
 #endif
 }
 
+// The fixed-point product of vpmulhrsw: round(a * b / 2^15), ties upwards.
 TW_INLINE vi high_product(vi a, vi b) { return (a * b + (1 << 14)) >> 15; }
 
 // Evaluates SiLU by its piecewise polynomial, in units of the output and without the zero point.
@@ -113,7 +116,7 @@ TW_INLINE vi silu_piecewise(vf value, const Uint8Piecewise& p) {
   return high_product(larger(u, zeros) - coefficient_at(p.c0, at) - high_product(t, slope), zeros + p.step);
 }
 
-// Indices of the values in the lookup table.
+// The indices of values in the lookup table.
 TW_INLINE vi table_indices(vf value, const LookupTable& t) {
   return round_to_range(value * splat(t.fine), t.first, t.last) - t.first;
 }
@@ -141,7 +144,7 @@ TW_INLINE void requantize_store(uint8_t* p, vf value, const Uint8Stage& f, int n
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Packs 32 int16 values to uint8 and restores the order that two packs within 128-bit halves left.
+// Packs 32 int16 values to uint8 and undoes the reordering of packs, which work within 128-bit halves.
 TW_INLINE __m256i pack_uint8_in_order(__m256i first, __m256i second, __m256i zero, __m256i lowest) {
   const __m256i bytes = _mm256_packus_epi16(_mm256_adds_epi16(first, zero), _mm256_adds_epi16(second, zero));
   return _mm256_permutevar8x32_epi32(_mm256_max_epu8(bytes, lowest), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -170,6 +173,7 @@ TW_INLINE vi load_int16(const int16_t* p, int n) {
 #endif
 }
 
+// Stores the first n lanes as int16.
 TW_INLINE void store_int16(int16_t* p, vi v, int n) {
 #if defined(__AVX512F__)
   _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(n), (__m512i)v);
@@ -186,6 +190,7 @@ TW_INLINE void store_int16(int16_t* p, vi v, int n) {
 #endif
 }
 
+// Computes the activations of an int16 stage that are evaluated in floats.
 TW_INLINE vf activate_int16(vf v, const Int16Stage& f) {
   switch (f.activation) {
     case Int16Activation::parabola:
@@ -205,6 +210,7 @@ TW_INLINE vf activate_int16(vf v, const Int16Stage& f) {
   }
 }
 
+// Evaluates SiLU or GELU by the piecewise cubic of Int16Piecewise.
 TW_INLINE vi int16_piecewise(vf value, const Int16Piecewise& p) {
   const vi u = round_to_range(value, -32767, p.most), zeros = {};
   const vi t = high_product(smaller(larger(u, -u), zeros + p.far), zeros + p.turn) << p.shift, at = t >> 12;
@@ -214,6 +220,7 @@ TW_INLINE vi int16_piecewise(vf value, const Int16Piecewise& p) {
   return high_product(larger(u, zeros) - high_product(h, zeros + p.round), zeros + p.step);
 }
 
+// Applies the activation, rounds and stores the first n values.
 TW_INLINE void requantize_store_int16(int16_t* p, vf value, const Int16Stage& f, int n) {
   const bool is_piecewise = f.activation == Int16Activation::piecewise;
   store_int16(
@@ -222,9 +229,9 @@ TW_INLINE void requantize_store_int16(int16_t* p, vf value, const Int16Stage& f,
 }
 
 #if defined(__AVX2__)
-// Evaluates int16_piecewise() for sixteen values at once. They are already rounded to int16 and may be in any order.
+// Evaluates int16_piecewise() for sixteen values, already rounded to int16 and in any order.
 struct Int16PiecewiseVectors {
-  __m256i c[4], far, turn, shift, round, step, low;  // the bytes of c are rotated by one: see evaluate()
+  __m256i c[4], far, turn, shift, round, step, low;  // the bytes of c are rotated by one, see evaluate()
 
   explicit Int16PiecewiseVectors(const Int16Stage& f)
       : far(_mm256_set1_epi16(f.piecewise.far)),

@@ -1,14 +1,15 @@
-// Splits activations so that vpmaddubsw cannot saturate: a = base + low + above - below, where no pair of `low` can
-// overflow.
+// Splits uint8 activations so that vpmaddubsw cannot saturate: a = base + low + above - below, where no pair of `low`
+// can overflow.
 //
 // The instruction adds two byte products in 16 bits. A pair of activations whose sum is at most 32767 / (largest
 // weight) is safe: 258 if weights reach 127. Larger sums are rare in typical data, whose scale is set by its largest
-// values. Their excess is subtracted and multiplied separately, from lists of the groups of four that have any. The
-// base shifts the values towards 0, so that data around a zero point of 128 is split as rarely as data above 0. The
-// result is exact for any input; the data only determines the length of the lists. If they would cost more than int16
-// products, int16 products are used. Saturation-safe weights do not need any of this.
+// values. Their excess is subtracted, listed for each group of four activations that has any, and multiplied
+// separately. The base shifts the values towards 0, so that data around a zero point of 128 is split as rarely as data
+// above 0.
 //
-// Short runs (the filters of a network's first layer) are gathered side by side.
+// The result is exact for any input; the data only determines the length of the lists. If the lists would cost more
+// than int16 products, int16 products are used instead. Saturation-safe weights need no splitting. Short runs (the
+// filters of a network's first layer) are gathered first, so that a row is contiguous.
 #pragma once
 
 #include "common/simd.h"
@@ -20,24 +21,25 @@
 namespace tw {
 namespace TW_ISA {
 
-// The excess of one group of four activations: its position (in the input, then as a group of the weights) and value.
+// The excess of one group of four activations: its position (first in the input, later as a group of the weights) and
+// its four bytes.
 struct Excess {
   int32_t at, bytes;
 };
 
-constexpr int kSplitRows = 4;    // definition: rows of a tile; they share a list
-constexpr int kSplitChunk = 64;  // definition: bytes of input per index entry
+constexpr int kSplitRows = 4;    // definition: rows of a register tile, which share a list
+constexpr int kSplitChunk = 64;  // chosen: bytes of input per index entry
 
 struct Split {
   const uint8_t* low = nullptr;  // replaces the problem's input: low + at.in[row]
   int base = 0;
-  // Entries of each tile of four rows, interleaved by row and zero-padded to equal length: those above in [first[2t],
-  // first[2t + 1]), those below up to first[2t + 2]. Null if nothing was split.
+  // The excess of each tile of four rows, interleaved by row and zero-padded to equal length. Tile t has entries
+  // [first[2t], first[2t + 1]) above and [first[2t + 1], first[2t + 2]) below. Null if nothing was split.
   const Excess* excess = nullptr;
   const int32_t* first = nullptr;
 };
 
-// The entries of one sign in input order, with the index of the first entry of each chunk.
+// The excess of one kind (above or below) in input order, with the index of the first entry of each chunk of input.
 struct ExcessList {
   Excess* entries;
   int32_t* index;
@@ -49,14 +51,17 @@ struct ExcessList {
     index = block + 2 * all;
     capacity = all - 17;  // minus two vectors of groups and the end marker
   }
+  // Indexes the chunks up to `position`.
   TW_INLINE void reach(int64_t position) {
     while (indexed * kSplitChunk <= position) index[indexed++] = static_cast<int32_t>(count);
   }
+  // Indexes the remaining chunks and appends an end marker.
   void close(int64_t bytes) {
     reach(bytes);
     index[indexed] = static_cast<int32_t>(count);
     entries[count] = {INT32_MAX, 0};
   }
+  // Appends the groups of 32 bytes that are not zero.
   void append(__m256i bytes, int64_t position) {
     const __m256i none = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
     unsigned nonzero = ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(none))) & 0xffu;
@@ -71,8 +76,8 @@ struct ExcessList {
 
 class Splitter {
  public:
-  // Replaces the input of these rows by a safe one. Returns false if the lists grow so long that int16 products are
-  // faster, or if memory is exhausted; the caller must then rebuild problem and offsets.
+  // Replaces the input of these rows by one that cannot saturate. Returns false if the lists grow so long that int16
+  // products are faster, or if memory is exhausted; the caller must then restore problem and offsets.
   bool split(Int8Problem& p, RowOffsets& at, int count, Split& out) {
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     const bool gathers = p.runs > 1 && run_bytes < kShortRun;
@@ -94,8 +99,9 @@ class Splitter {
   }
 
  private:
-  static constexpr int64_t kShortRun = 32;
+  static constexpr int64_t kShortRun = 32;  // definition: bytes; copy_run copies fewer than this
 
+  // Allocates all memory. The capacities bound the lists to the length at which int16 products become faster.
   bool allocate_scratch(const Int8Problem& p, int count) {
     const int64_t chunks = bytes_ / kSplitChunk + 2, capacity = bytes_ / 8 + 32;
     const int64_t rows_capacity = static_cast<int64_t>(count) * p.runs * p.groups_per_run / 2 + 64;
@@ -115,7 +121,7 @@ class Splitter {
     return true;
   }
 
-  // Gathers all runs of a row side by side: whole groups, fewer than kShortRun bytes each.
+  // Copies the runs of each row next to each other: whole groups, fewer than kShortRun bytes each.
   void gather(Int8Problem& p, RowOffsets& at, int count) {
     const int64_t n = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     uint8_t* to = low_;
@@ -140,7 +146,7 @@ class Splitter {
     }
   }
 
-  // Chooses the base: the mean of the first bytes minus the offset at which both kinds of excess are equally rare for
+  // Chooses the base: the mean of up to 4096 bytes minus 75, at which both kinds of excess are equally rare for
   // normally distributed data.
   void choose_base(const uint8_t* x) {
     const int64_t n = bytes_ < 4096 ? bytes_ : 4096;
@@ -158,6 +164,7 @@ class Splitter {
     base_ = static_cast<int>(below < 0 ? 0 : below > 127 ? 127 : below);
   }
 
+  // Splits 32 bytes. Almost always there is no excess, and `low` is stored as it is.
   TW_INLINE void split_vector(const uint8_t* from, uint8_t* to, int64_t position, __m256i base, __m256i max_pair_sum) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     const __m256i low = _mm256_subs_epu8(v, base), below = _mm256_subs_epu8(base, v);
@@ -229,12 +236,13 @@ class Splitter {
     return true;
   }
 
+  // Sorts the lists by tile of rows, above and below in turn. Returns false if they do not fit.
   bool list_rows(const Int8Problem& p, const RowOffsets& at, int rows, Split& out) {
     above_.close(bytes_);
     below_.close(bytes_);
     int64_t entries = 0;
     const int tiles = (rows + kSplitRows - 1) / kSplitRows;
-    for (int part = 0; part < 2 * tiles; ++part) {
+    for (int part = 0; part < 2 * tiles; ++part) {  // even: above, odd: below
       first_[part] = static_cast<int32_t>(entries);
       const ExcessList& list = part % 2 == 0 ? above_ : below_;
       if (list.count == 0) continue;

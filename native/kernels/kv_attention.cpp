@@ -14,7 +14,7 @@ namespace {
 
 TW_INLINE vf widen(const int8_t* bytes) { return __builtin_convertvector(widen_bytes(bytes), vf); }
 
-// --- a vector of a kv_attention row, `n` lanes of it ---
+// --- loading n lanes of a row of the cache as floats ---
 
 template <CacheKind K>
 struct Element;
@@ -48,6 +48,7 @@ TW_INLINE int lanes_left(int64_t width, int64_t at) {
   return width - at < kLanes ? static_cast<int>(width - at) : kLanes;
 }
 
+// The products of a query and a key, lane by lane: their sum is the score.
 template <CacheKind K>
 TW_INLINE vf score_lanes(const float* q, const typename Element<K>::type* key, int64_t width) {
   vf sum = {};
@@ -59,12 +60,12 @@ TW_INLINE vf score_lanes(const float* q, const typename Element<K>::type* key, i
 }
 
 // Computes the scores of all keys, eight at a time to share the horizontal sums, and prefetches the values of the same
-// positions: weights evict the KV cache between tokens, and a head is too short for the hardware prefetcher.
+// positions: the weights evict the KV cache between tokens, and a head is too short for the hardware prefetcher.
 template <CacheKind K>
 void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
                 float* scores) {
   using T = typename Element<K>::type;
-  constexpr int kGroup = 8;  // definition
+  constexpr int kGroup = 8;  // hardware: lanes of AVX2, so that eight sums are one vector
   const T* data = static_cast<const T*>(keys.data);
   const char* value = static_cast<const char*>(values.data);
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
@@ -81,7 +82,7 @@ void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t leng
   }
 }
 
-// scores <- exp(scores - max); returns 1 / sum
+// Replaces the scores by exp(score - max) and returns 1 / their sum.
 float exponentials(float* scores, int64_t length) {
   vf most = splat(scores[0]);
   for (int64_t t = 0; t < length; t += kLanes) {
@@ -110,7 +111,7 @@ float exponentials(float* scores, int64_t length) {
   return 1.0f / (total + sum_lanes(sum));
 }
 
-// V vectors of the mixed row, from column d on; the last of them has `lanes` lanes.
+// Computes V vectors of the weighted sum of values, from column d on; a single vector has `lanes` lanes.
 template <CacheKind K, int V>
 void mix_columns(const float* weights, CachedRows values, int64_t length, int64_t width, int64_t d, int lanes,
                  float norm, float* out) {
@@ -175,7 +176,7 @@ void read(CacheKind kind, CachedRows rows, int64_t count, int64_t width, float* 
   run(rows, count, width, to);
 }
 
-// Returns max|x|, ignoring NaN, which becomes 0 when it is quantized.
+// Returns max|x|. A NaN is ignored here and becomes 0 when it is quantized.
 float largest(const float* x, int64_t n) {
   vf most = {};
   for (int64_t i = 0; i < n; i += kLanes) {

@@ -1,6 +1,6 @@
-// Vector exp, erf, GELU and friends, one lane type for all instruction sets (common/simd.h). Each function does one
-// range reduction and one polynomial or rational fit (our own, minimax in relative error); lanes never branch, and NaN
-// and infinity come out as the C library gives them. Include only from files under native/kernels/.
+// Vector exp, erf and GELU, with one lane type for all instruction sets (common/simd.h). Each function does one range
+// reduction and one polynomial or rational fit (our own, minimax in relative error). Lanes never branch; NaN and
+// infinity give what the C library gives. For kernel files only.
 #pragma once
 
 #include "common/simd.h"
@@ -10,7 +10,8 @@ namespace TW_ISA {
 
 typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
 
-// As the machine instruction: where either operand is NaN the second comes out, so `vmin(limit, x)` keeps a NaN in x.
+// Like the machine instruction: if either operand is NaN the result is the second, so `vmin(limit, x)` keeps a NaN in
+// x.
 #if defined(__AVX512F__)  // maskz with all lanes: the same instruction, without gcc's warning about an undefined source
 TW_INLINE vf vmax(vf a, vf b) { return (vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
 TW_INLINE vf vmin(vf a, vf b) { return (vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
@@ -42,7 +43,8 @@ TW_INLINE float max_lanes(vf v) {
   return t[0];
 }
 
-// p * 2^n for integral n in [-150, 128], rounding once into the denormals.
+// Returns p * 2^n for integral n in [-150, 128], rounded once where the result is denormal. `n_plus_magic` is n + 1.5 *
+// 2^23, whose low bits are n.
 TW_INLINE vf scale_by_power(vf p, vf n, vf n_plus_magic) {
 #if defined(__AVX512F__)
   (void)n_plus_magic;
@@ -74,8 +76,8 @@ TW_INLINE vf vexp(vf x) {
   return scale_by_power(p, n, shifted);
 }
 
-// exp(x) as a summand of 1 + exp(x): results below 2^-126 may flush to 0, so that one power of two suffices for
-// scaling; infinite from 88.4 on. Within 4 ulp.
+// exp(x) for use in 1 + exp(x): results below 2^-126 may flush to 0, so that scaling by one power of two suffices;
+// infinite from 88.4 on. Within 4 ulp.
 TW_INLINE vf vexp_of_sum(vf x) {
   const vf magic = splat(12582912.0f);
   x = vmax(splat(-87.0f), vmin(splat(89.0f), x));
@@ -109,7 +111,7 @@ TW_INLINE vf verf(vf x) {
 // x * Phi(x), the exact (erf) form.
 TW_INLINE vf vgelu(vf x) { return x * (0.5f + 0.5f * verf(x * 0.707106781186547524f)); }
 
-// The tanh form of GPT-2: x / 2 * (1 + tanh u) = x / (1 + exp(-2 u)).
+// GELU's tanh approximation, as in GPT-2: x / 2 * (1 + tanh u) = x / (1 + exp(-2 u)).
 TW_INLINE vf vgelu_tanh(vf x) {
   const vf u = 0.797884560802865356f * (x + 0.044715f * x * x * x);
   return x / (1.0f + vexp(-2.0f * u));

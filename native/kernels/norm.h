@@ -1,5 +1,5 @@
-// Layer norm over rows and batch norm over channels, with their gradients. Moments are taken in two passes over cached
-// data, so that a large mean does not eat the digits of a small variance.
+// Layer norm over rows and batch norm over channels, with their gradients. Mean and variance are computed in two passes
+// over cached data, so that a large mean does not cancel the digits of a small variance.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct ChannelShape {
 struct NormKernels {
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, float* y, float* mean,
                      float* rstd, int64_t rows, int64_t columns);
-  // Adds this range of rows' share of the parameters' gradients to gweight and gbias; `scratch` holds 2 * columns
-  // floats.
+  // gx = the gradient of x. Adds the contribution of these rows to the parameters' gradients gweight and gbias.
+  // `scratch` has room for 2 * columns floats.
   void (*layer_norm_grad)(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                           float* gx, double* gweight, double* gbias, float* scratch, int64_t rows, int64_t columns);
   double (*channel_sum)(const float* x, ChannelShape shape);

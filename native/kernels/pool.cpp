@@ -31,6 +31,7 @@ Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
   return {larger(y, 0), smaller(y + s.kh, s.h), larger(x, 0), smaller(x + s.kw, s.w)};
 }
 
+// Pools one plane, window by window.
 void max_plane(const PoolShape& s, const float* x, float* y, int32_t* argmax) {
   for (int64_t oy = 0; oy < s.oh; ++oy) {
     for (int64_t ox = 0; ox < s.ow; ++ox) {
@@ -52,7 +53,7 @@ void max_plane(const PoolShape& s, const float* x, float* y, int32_t* argmax) {
   }
 }
 
-// Even and odd elements of two vectors laid end to end.
+// Splits two consecutive vectors into their even and their odd elements.
 #if defined(__AVX512F__)
 TW_INLINE void split_even_odd(vf a, vf b, vf& even, vf& odd) {
   even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -70,14 +71,15 @@ TW_INLINE void split_even_odd(vf a, vf b, vf& even, vf& odd) {
 }
 #endif
 
+// Replaces the lanes of the maximum and of its index where v is larger or NaN.
 TW_INLINE void take_larger(vf v, vi at, vf& best, vi& best_at) {
   const vi better = (v > best) | (v != v);
   best = select(better, v, best);
   best_at = (better & at) | (~better & best_at);
 }
 
-// Computes kLanes outputs: the first half reads rows at `left`, the second at `right`; `at` holds the indices of their
-// first values.
+// Computes kLanes outputs: the first half from the rows at `left`, the second from those at `right`. `at` has the index
+// of each output's first value.
 TW_INLINE void max_2x2(const float* left, const float* right, int64_t row, vi at, vf& best, vi& best_at) {
   vf even, odd, even_below, odd_below;
   split_even_odd(load(left), load(right), even, odd);
@@ -90,7 +92,7 @@ TW_INLINE void max_2x2(const float* left, const float* right, int64_t row, vi at
   take_larger(odd_below, at + below + 1, best, best_at);
 }
 
-// Computes outputs in halves of a vector, so that planes of width 16 fill vectors of 16 from two rows.
+// Outputs are computed in halves of a vector, so that planes of width 16 fill vectors of 16 from two rows.
 constexpr int64_t kHalf = kLanes / 2;
 
 bool is_2x2(const PoolShape& s) {
@@ -98,6 +100,7 @@ bool is_2x2(const PoolShape& s) {
          s.oh * s.ow % kLanes == 0;
 }
 
+// Pools one plane with windows of 2x2 and stride 2, two half vectors of outputs at a time.
 void max_plane_2x2(const PoolShape& s, const float* x, float* y, int32_t* argmax) {
   const int64_t halves_a_row = s.ow / kHalf;
   for (int64_t half = 0; half < s.oh * halves_a_row; half += 2) {

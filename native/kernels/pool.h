@@ -1,5 +1,5 @@
-// Max and average pooling of planes, and their gradients. A window of 2x2 with stride 2, and one as large as the plane,
-// have vector paths; the rest runs window by window.
+// Max and average pooling of NCHW planes, and their gradients. Windows of 2x2 with stride 2, and windows as large as
+// the plane, have vector paths; others run window by window.
 #pragma once
 
 #include <cstdint>

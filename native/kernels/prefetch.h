@@ -1,5 +1,6 @@
-// Prefetch of weights. Weights are read once, front to back. If much is computed per byte, the out-of-order window is
-// too short to keep the memory busy; prefetching two kilobytes ahead fixes it. AVX2 only, where it was measured.
+// Software prefetch of weights, which are read once, front to back. If much is computed per byte, the out-of-order
+// window is too short to keep the memory busy; prefetching two kilobytes ahead fixes it. AVX2 only, where it was
+// measured.
 #pragma once
 
 #include "common/simd.h"
@@ -13,8 +14,8 @@ TW_INLINE void fetch_ahead([[maybe_unused]] const void* line) {
 #endif
 }
 
-// Prefetches the next panel's weights gradually while the current panel is multiplied: `fetch` is called `calls` times.
-// Requesting all lines at once would delay the loads that are needed now.
+// Prefetches the next panel's weights while the current panel is multiplied, a share with each of `calls` calls of
+// `fetch`. Requesting all lines at once would delay the loads that are needed now.
 class NextPanel {
  public:
   NextPanel() = default;

@@ -1,5 +1,5 @@
-// Probes of the machine: how many multiply-adds a second the vector units do, and how fast memory is read and copied.
-// They are the ceilings every report is drawn against.
+// Probes of the machine's peak: multiply-adds per second of the vector units, and the bandwidth of reading and copying
+// memory. They are the roofline of every report.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rounding to the nearest integer, ties to even, by adding and taking away 1.5 * 2^23: for |x| < 2^22 the same on every
-// instruction set, and vectorised on all. For kernel files only.
+// Rounds to the nearest integer, ties to even, by adding and subtracting 1.5 * 2^23: for |x| < 2^22 the same on every
+// instruction set, and vectorized on all. For kernel files only.
 #pragma once
 
 #include "common/simd.h"

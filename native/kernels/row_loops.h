@@ -1,6 +1,7 @@
-// Loops over one row of floats in vectors, the last one partial. The body is written once, as a generic lambda: it gets
-// the position and a `lanes` object, whole or partial, through which it loads and stores. Sums run in four vector
-// accumulators and, every few thousand elements, into a double: accurate for any length. Kernel files only.
+// Loops over one row of floats by vectors, the last of which may be partial. The body is written once, as a generic
+// lambda: it receives the position and a `lanes` object, whole or partial, through which it loads and stores. Sums run
+// in four vector accumulators, which are added to a double every few thousand elements: accurate for any length. For
+// kernel files only.
 #pragma once
 
 #include "kernels/math.h"
@@ -19,7 +20,7 @@ struct Partial {
   int n;
   TW_INLINE vf get(const float* p) const { return load_first(p, n); }
   TW_INLINE void put(float* p, vf v) const { store_first(p, v, n); }
-  // The lanes past the end replaced, so that they do not count in a sum or a maximum.
+  // Replaces the lanes past the end by `fill`, so that they do not count in a sum or a maximum.
   TW_INLINE vf or_else(vf v, float fill) const {
     vi lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -27,6 +28,7 @@ struct Partial {
   }
 };
 
+// Calls body(position, lanes) for every vector of a row of n floats.
 template <class Body>
 TW_INLINE void each_vector(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -34,15 +36,15 @@ TW_INLINE void each_vector(int64_t n, const Body& body) {
   if (i < n) body(i, Partial{static_cast<int>(n - i)});
 }
 
-// x <- cap * tanh(x / cap): values far below the cap hardly change, none gets beyond it.
+// Logit soft-capping: x <- cap * tanh(x / cap). Values far below the cap hardly change, none exceeds it.
 inline void soft_cap(float* x, float cap, int64_t n) {
   each_vector(n, [&](int64_t i, auto lanes) {
     lanes.put(x + i, cap - 2.0f * cap / (1.0f + vexp(lanes.get(x + i) * (2.0f / cap))));
   });
 }
 
-// Calls body like each_vector, for long arrays that are read and written once: a partial vector first, so that the
-// others do not straddle cache lines. NumPy aligns all large arrays alike, 16 bytes past a page.
+// Calls body like each_vector, for long arrays that are read and written once: a partial vector comes first, so that
+// the others do not straddle cache lines. NumPy aligns all large arrays alike, 16 bytes past a page.
 template <class Body>
 TW_INLINE void each_aligned_vector(const float* written, int64_t n, const Body& body) {
   constexpr uintptr_t kBytes = sizeof(vf);
@@ -56,7 +58,7 @@ TW_INLINE void each_aligned_vector(const float* written, int64_t n, const Body& 
   each_vector(n - head, [&](int64_t i, auto lanes) { body(head + i, lanes); });
 }
 
-// Sum of body(i, lanes) over a row.
+// Sums body(i, lanes) over a row of n floats. Floats are added to a double every kFlush elements.
 template <class Body>
 TW_INLINE double sum_over(int64_t n, const Body& body) {
   constexpr int64_t kBlock = 4 * kLanes;
@@ -80,7 +82,7 @@ TW_INLINE double sum_over(int64_t n, const Body& body) {
   return total;
 }
 
-// Two sums in one pass; body adds to its two accumulators.
+// Two sums in one pass: body(i, lanes, first, second) adds to its two accumulators.
 struct TwoSums {
   double first, second;
 };

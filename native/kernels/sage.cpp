@@ -7,7 +7,7 @@ namespace TW_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-// Sums the lanes in registers: rows are so short that a round trip through memory would take as long as their sum.
+// Adds up the lanes in registers: rows are so short that a round trip through memory would take as long as their sum.
 TW_INLINE float horizontal_sum(vf v) {
   const vf half = v + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   const vf quarter = half + __builtin_shufflevector(half, half, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);

@@ -10,8 +10,8 @@
 
 namespace tw {
 
-constexpr float kSageSlope = 0.2f;  // definition: of leaky ReLU below zero, as in the published baseline
-constexpr float kSageTiny = 1e-6f;  // definition: smallest norm that a row is divided by
+constexpr float kSageSlope = 0.2f;  // definition: leaky ReLU below zero in the published baseline
+constexpr float kSageTiny = 1e-6f;  // chosen: smallest norm by which a row is divided
 
 struct SageKernels {
   // to[c] = sum over the `count` nodes in `neighbours` of x[node * slots + c], for c = 0 ... slots - 1.

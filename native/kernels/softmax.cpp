@@ -1,5 +1,5 @@
-// Each row is read from memory once and stays in the first cache: maximum, exponentials and their sum, scaling. A row
-// of nothing but -inf, or with +inf or NaN in it, becomes NaN as in PyTorch.
+// Each row is read from memory once and stays in the first-level cache for its three passes: maximum, exponentials and
+// their sum, scaling. A row of only -inf, or with +inf or NaN, becomes NaN, as in PyTorch.
 #include "kernels/softmax.h"
 
 #include "common/unaligned.h"

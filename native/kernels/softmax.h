@@ -1,5 +1,5 @@
-// Softmax, log-softmax and cross-entropy over rows of a (rows, columns) matrix, with their gradients. Every pointer is
-// to C-ordered float32; outputs do not overlap inputs.
+// Softmax, log-softmax and cross-entropy over the rows of a (rows, columns) matrix, with their gradients. All arrays
+// are contiguous float32; outputs do not overlap inputs.
 #pragma once
 
 #include <cstdint>

@@ -7,8 +7,8 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// exp(x), or 0 where that is below the least normal number, 2^-126. Products with subnormal numbers take a hundred
-// times as long on Intel's CPUs, and masks of -100, as Swin's, make many.
+// exp(x), or 0 where that is below the smallest normal number, 2^-126. Products with subnormal numbers take a hundred
+// times as long on Intel's CPUs, and masks of -100 (Swin) produce many.
 TW_INLINE vf softmax_weight(vf x) { return select(x < -87.3365448f, vf{}, vexp(x)); }
 
 }  // namespace

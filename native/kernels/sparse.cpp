@@ -7,6 +7,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// The Arithmetic (sparse_vectors.h) of floats: one slot per step.
 struct FloatLanes {
   typedef float Input, Weight, Sum;
   typedef vf Vector;
@@ -23,7 +24,7 @@ struct FloatLanes {
   static TW_INLINE Inputs inputs(const float* x) {
     return {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), _mm512_loadu_ps(x + 32), _mm512_loadu_ps(x + 48)};
   }
-  // The permutes look at the low five bits of a column number; its sixth bit chooses between their results.
+  // The permutes use the low five bits of a column number; its sixth bit selects between their results.
   static TW_INLINE Step step(const float* value, const uint8_t* index) {
     const __m512i i = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
     return {load(value), i, _mm512_test_epi32_mask(i, _mm512_set1_epi32(32))};
@@ -125,6 +126,7 @@ TW_INLINE void quad_times_tile(const float* value, const uint8_t* index, int len
   }
 }
 
+// Multiplies one block of rows by V vectors, cell by cell and quad by quad.
 template <int V>
 void cells_times_tile(const SparseCells<float>& a, int64_t block, const int32_t* offset, const float* x, float* work) {
   for (int64_t cell = block * a.across; cell < (block + 1) * a.across; ++cell, offset += kTileColumns) {
@@ -174,7 +176,8 @@ TW_INLINE vf load_quarters(Row&& row) {
 #endif
 }
 
-// Transposes four columns of kLanes rows, row(i) being the address of the first of the four: store_column(v, column).
+// Transposes four columns of kLanes rows: row(i) is the address of the first of the four; calls store_column(v,
+// column).
 template <class Row, class Store>
 TW_INLINE void transpose_quad(Row&& row, Store&& store_column) {
   const vf r0 = load_quarters([&](int i) { return row(i); }), r1 = load_quarters([&](int i) { return row(i + 1); });
@@ -199,7 +202,7 @@ void gather(const float* const* lanes, int64_t channels, float* to, int64_t step
 TW_INLINE vf get(const float* from, int count) { return count == kLanes ? load(from) : load_first(from, count); }
 TW_INLINE void put(float* to, vf v, int count) { count == kLanes ? store(to, v) : store_first(to, v, count); }
 
-// Rows [0, rows) of four pixels, which are stored at y[k], after adding residual[k] where there is one.
+// Stores rows [0, rows) of four pixels k at y[k], after adding residual[k]; null means none.
 template <class Activation>
 TW_INLINE void scatter_quad(const float* work, int rows, const float* const* residual, float* const* y,
                             Activation&& activation) {

@@ -6,6 +6,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// The Arithmetic (sparse_vectors.h) of int8 weights: two slots per step.
 struct Int8Lanes {
   typedef int16_t Input;
   typedef int8_t Weight;
@@ -39,7 +40,7 @@ struct Int8Lanes {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(value))),
             _mm256_and_si256(both, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(both, 16)};
   }
-  // A gather brings 32 bits: the number asked for in the lower half, its neighbour in the upper.
+  // A gather loads 32 bits: the wanted int16 in the lower half, its neighbour in the upper.
   static TW_INLINE vi add(vi sums, const Step& s, Inputs x) {
     const __m256i picked = _mm256_blend_epi16(_mm256_i32gather_epi32(x, s.even, 2),
                                               _mm256_slli_epi32(_mm256_i32gather_epi32(x, s.odd, 2), 16), 0xaa);

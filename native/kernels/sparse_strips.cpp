@@ -8,19 +8,20 @@ namespace {
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
-// A group's weights, entry after entry.
+// The position of the loop in a group's weights, entry after entry.
 struct Cursor {
   const float* value;
   const uint16_t* index;
   const uint32_t* strip;
 };
 
-// Two sums a vector, which take turns, so that one multiply-add need not wait for the one before.
+// Two sums per vector, used alternately, so that one multiply-add need not wait for the one before.
 template <int B>
 struct Sums {
   vf even[B] = {}, odd[B] = {};
 };
 
+// Multiplies one entry of S slots by B vectors.
 template <int S, int B>
 TW_INLINE void add_entry(Cursor& at, const float* x, int64_t x_step, Sums<B>& sums) {
   __m256i columns = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at.index)));
@@ -33,7 +34,7 @@ TW_INLINE void add_entry(Cursor& at, const float* x, int64_t x_step, Sums<B>& su
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
       vf& sum = s % 2 == 0 ? sums.even[b] : sums.odd[b];
-      sum += value * (vf)_mm256_permutevar8x32_ps(inputs[b], columns);  // looks at the lowest three bits of a lane
+      sum += value * (vf)_mm256_permutevar8x32_ps(inputs[b], columns);  // uses the lowest three bits of a lane
     }
     columns = _mm256_srli_epi32(columns, 3);
   }
@@ -42,6 +43,7 @@ TW_INLINE void add_entry(Cursor& at, const float* x, int64_t x_step, Sums<B>& su
   at.strip += 1;
 }
 
+// Multiplies `count` entries of S slots. An odd S exchanges the two sums, so that they stay alternating.
 template <int S, int B>
 TW_INLINE void add_entries(uint32_t count, Cursor& at, const float* x, int64_t x_step, Sums<B>& sums) {
   for (; count > 0; --count) {
@@ -57,6 +59,7 @@ TW_INLINE void add_entries(uint32_t count, Cursor& at, const float* x, int64_t x
   }
 }
 
+// Multiplies groups [first, last) by B vectors.
 template <int B>
 void groups_times_vectors(const SparseStrips& a, const float* x, int64_t x_step, float* y, int64_t y_step,
                           const SparseEpilogue& epilogue, int64_t first, int64_t last) {

@@ -1,14 +1,14 @@
-// Sparse matrix times a few dense vectors without gathers: the storage for instruction sets whose permutes reach one
-// register of inputs only (AVX2; cells of 64 columns, as in sparse.h, need AVX-512's).
+// Sparse matrix times a few dense vectors without gathers: the storage for AVX2, whose permutes reach one register of
+// inputs only. (The cells of 64 columns in sparse.h need AVX-512.)
 //
-// Eight rows are a group, one row per lane, and eight columns a strip: its inputs fit one register, so that a weight's
-// input is found by one permute and a column within the strip takes three bits. An entry is the weights of a group in a
-// strip, up to five per row; as many slots as the fullest row has are stored, and the column numbers of a row's slots
-// lie in one 16-bit word. A group's entries are sorted by their number of slots, so that the loops over slots have no
-// branches.
+// Eight rows are a group, one row per lane; eight columns are a strip, whose inputs fit one register. So one permute
+// finds the inputs of eight weights, and a column within the strip takes three bits. An entry is the weights of a group
+// in a strip, up to five per row: as many slots are stored as the fullest row has, and the column numbers of a row's
+// slots share one 16-bit word. A group's entries are sorted by their number of slots, so that the loops over slots have
+// no branches.
 //
-// Rows that have no weight where another of their group has one multiply some input of the strip by zero. Where inputs
-// may be infinite or NaN that is not nothing: the caller then takes the kernels of sparse.h.
+// A row that has no weight where another row of its group has one multiplies some input of the strip by zero. If inputs
+// may be infinite or NaN, the result would be NaN: the caller then uses the kernels of sparse.h.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace tw {
 
-constexpr int kStripRows = 8, kStripColumns = 8;  // definition
-constexpr int kStripSlots = 5;                    // definition: of an entry at most: what 16 bits hold the columns of
+constexpr int kStripRows = 8, kStripColumns = 8;  // hardware: lanes of AVX2
+constexpr int kStripSlots = 5;                    // definition: most slots of an entry, 3 bits each in 16 bits
 
 struct SparseStrips {
   int64_t rows = 0;
-  const float* value = nullptr;          // kStripRows per slot; slots by group, entry, place in the row
+  const float* value = nullptr;          // weights by group, entry, slot, row of the group
   const uint16_t* index = nullptr;       // kStripRows per entry: three bits for each slot, the first in the lowest
   const uint32_t* strip = nullptr;       // first column of each entry
-  const int64_t* first_slot = nullptr;   // of a group
-  const int64_t* first_entry = nullptr;  // of a group
+  const int64_t* first_slot = nullptr;   // of each group
+  const int64_t* first_entry = nullptr;  // of each group
   const uint32_t* count = nullptr;       // kStripSlots per group: entries of one slot, of two, ...
 };
 

@@ -1,14 +1,14 @@
-// Cells of a sparse matrix times a few vectors, one row per lane (sparse.h says how cells are stored): the loops that
-// floats and integers share. An Arithmetic says what a step of a band is: for floats one slot, for 8-bit integers two.
+// Cells of a sparse matrix times a few vectors, one row per lane (sparse.h describes the storage): the loops that
+// floats and integers share. An Arithmetic defines a step of a band: one slot for floats, two for int8.
 //
-//   struct Arithmetic {
-//     typedef ... Input, Weight, Sum, Vector;    // of an input, a weight, a sum, and kLanes sums
-//     static constexpr int slots = ...;          // of a step
-//     typedef ... Inputs, Step;                  // the inputs of a cell; a step of kLanes rows
-//     static Inputs inputs(const Input* x);
-//     static Step step(const Weight* value, const uint8_t* index);
-//     static Vector add(Vector sums, const Step& step, const Inputs& inputs);
-//   };
+// struct Arithmetic {
+//   typedef ... Input, Weight, Sum, Vector;    // of an input, a weight, a sum; kLanes sums
+//   static constexpr int slots = ...;          // of a step
+//   typedef ... Inputs, Step;                  // the inputs of a cell; a step of kLanes rows
+//   static Inputs inputs(const Input* x);
+//   static Step step(const Weight* value, const uint8_t* index);
+//   static Vector add(Vector sums, const Step& step, const Inputs& inputs);
+// };
 #pragma once
 
 #include "common/simd.h"
@@ -19,8 +19,8 @@ namespace TW_ISA {
 
 constexpr int kVectorsPerBand = kBand / kLanes;
 
-// Sums of a band of `steps` steps for B vectors. Bands are short and do not wait for each other, which hides the
-// latency of the adds.
+// Computes the sums of a band of `steps` steps for B vectors. Bands are short and independent, which hides the latency
+// of the additions.
 template <class A, int B>
 TW_INLINE void band_times_vectors(const typename A::Weight* value, const uint8_t* index, int steps,
                                   const typename A::Inputs* in, typename A::Sum (*sums)[kBlockRows], int lane0) {
@@ -40,7 +40,7 @@ TW_INLINE void band_times_vectors(const typename A::Weight* value, const uint8_t
   }
 }
 
-// total[row] += sums[lane_of[row]]
+// Adds the sums of a cell in the order of the rows: total[row] += sums[lane_of[row]].
 #if defined(__AVX512F__)
 template <class Vector, class Sum>
 TW_INLINE void add_by_row(const Sum* sums, const uint8_t* lane_of, Sum* total) {
@@ -67,7 +67,7 @@ TW_INLINE void add_by_row(const Sum* sums, const uint8_t* lane_of, Sum* total) {
 }
 #endif
 
-// total[b][row] = the rows of a block times B vectors.
+// Multiplies a block of rows by B vectors: total[b][row].
 template <class A, int B>
 void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block, const typename A::Input* x,
                          int64_t x_step, typename A::Sum (*total)[kBlockRows]) {
@@ -111,7 +111,7 @@ void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block
   }
 }
 
-// Rows of the block that the matrix has.
+// The rows of a block, fewer than kBlockRows in the last one.
 TW_INLINE int rows_of_block(int64_t rows, int64_t block) {
   const int64_t remaining = rows - block * kBlockRows;
   return remaining < kBlockRows ? static_cast<int>(remaining) : kBlockRows;

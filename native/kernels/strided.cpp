@@ -56,10 +56,10 @@ TW_INLINE vf vsoftplus(vf a) {
   return max_nan(a, vf{}) + s * (p + p);
 }
 
-// Row r of some rows.
+// Returns row r.
 TW_INLINE StridedRow at_row(const StridedRow& x, int64_t r) { return {x.data + r * x.row, x.step, x.row}; }
 
-// Loaders of a row whose step is known, so that short rows do not wait for the choice.
+// Loaders of a row whose step is known at compile time, so that short rows need no branch.
 struct Contiguous {
   const float* data;
   explicit TW_INLINE Contiguous(const StridedRow& row) : data(row.data) {}
@@ -119,6 +119,7 @@ TW_INLINE void binary(const StridedRow* x, float* y, int64_t y_row, int64_t rows
   binary_rows<AnyStep, AnyStep>(x, y, y_row, rows, n, f);
 }
 
+// y = condition != 0 ? a : b.
 void select_rows(const StridedRow* x, float* y, int64_t y_row, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r, y += y_row) {
     const StridedRow condition = at_row(x[0], r), a = at_row(x[1], r), b = at_row(x[2], r);

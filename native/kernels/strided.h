@@ -1,5 +1,5 @@
-// Elementwise functions, reductions and scans on rows of floats that are any distance apart: the inner loops of the
-// operators in ops/strided.cpp.
+// Elementwise functions, reductions and resampling on rows of floats with any strides: the inner loops of the operators
+// in ops/strided.cpp.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace tw {
 
-// The functions of `map`, each a name and its value for the vectors a and b and the bounds [low, high]. A new one is
-// one line here and a record in graph/op_specs/functions.py.
+// The functions of `map`: a name and an expression in the vectors a and b and the bounds low and high. A new function
+// is one line here and a record in graph/op_specs/functions.py.
 #define TW_UNARY_FUNCTIONS(F)                                            \
   F(copy, a)                                                             \
   F(neg, -a)                                                             \
@@ -43,15 +43,13 @@ enum class MapKind : uint8_t { TW_UNARY_FUNCTIONS(TW_NAME) TW_BINARY_FUNCTIONS(T
 #undef TW_NAME
 enum class ReduceKind : uint8_t { sum, mean, max, min };
 
-// Rows of an operand: `step` floats from one element to the next and `row` from one row to the next; 0 repeats the
-// first.
+// Rows of an operand: elements are `step` floats apart, rows `row` floats apart; 0 broadcasts the first.
 struct StridedRow {
   const float* data;
   int64_t step, row = 0;
 };
 
-// One tap of resampled pixels: pixel i reads the pixel positions[i] (null: i) of `base`, times weights[i *
-// weight_step].
+// One tap of resampling: output pixel i reads pixel positions[i] (i if null) of `base`, times weights[i * weight_step].
 struct ResampleTap {
   const float* base;
   const int32_t* positions;
@@ -60,15 +58,15 @@ struct ResampleTap {
 };
 
 struct StridedKernels {
-  // y[r][i] = f(x[0][r][i], ...) for r < rows, i < n; y's rows are y_row floats apart. clip is limited to [low, high];
-  // select is x[0] != 0 ? x[1] : x[2].
+  // y[r][i] = f(x[0][r][i], ...) for r < rows, i < n; the rows of y are y_row floats apart. clip limits to [low, high],
+  // shrink subtracts `high`; select is x[0] != 0 ? x[1] : x[2].
   void (*map)(MapKind kind, const StridedRow* x, float low, float high, float* y, int64_t y_row, int64_t rows,
               int64_t n);
   // y[i] = f(y[i], x[i]): a sum or extremum over rows, one row at a time.
   void (*accumulate)(ReduceKind kind, StridedRow x, float* y, int64_t n);
   // y[r * y_row] = the sum or extremum of row r.
   void (*reduce)(ReduceKind kind, StridedRow x, float* y, int64_t y_row, int64_t rows, int64_t n);
-  // Weighted sums of pixels, which are x_step and y_step floats apart.
+  // y[i] = the weighted sum of the taps' pixels. Pixels of x and y are x_step and y_step floats apart.
   void (*resample)(const ResampleTap* taps, int count, int64_t x_step, float* y, int64_t y_step, int64_t pixels,
                    int64_t channels);
 };

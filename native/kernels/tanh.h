@@ -7,7 +7,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// tanh: an odd polynomial (Cephes) near 0, where 1 - 2 / (exp(2x) + 1) would cancel.
+// tanh: 1 - 2 / (exp(2x) + 1), or near 0, where that would cancel, an odd polynomial (Cephes).
 TW_INLINE vf vtanh(vf x) {
   const vf size = select(x < 0.0f, -x, x), square = x * x;
   vf p = splat(-5.70498872745e-3f);

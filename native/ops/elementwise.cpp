@@ -5,15 +5,17 @@
 namespace tw {
 namespace {
 
+// One row of uint8 pixels as the kernels receive it.
 BytePixels uint8_pixels(const Operand& x, int64_t image, int64_t row, float scale) {
   return {x.row(image, row), x->pixel(), scale, x->zero_point};
 }
 
+// One row of pixels that are uint8 or int16.
 MixedPixels mixed_pixels(const Operand& x, int64_t image, int64_t row, float scale) {
   return {x.row(image, row), x->pixel() / x->element_size(), scale, x->zero_point, x->is_int16()};
 }
 
-// Integer operators share the output stage, and the shape of their first input.
+// Base of the integer operators: the result has the shape of the first input and passes through an output stage.
 class IntegerElementwise : public Op {
  public:
   IntegerElementwise(const OutputStage& stage, int padding)
@@ -67,7 +69,8 @@ class IntegerBinary : public IntegerElementwise {
     return shaped(in[0]);
   }
 
-  // The last vector of channels may overlap the one before it, and would be computed twice.
+  // Channels that do not fill whole vectors are computed with a last vector that overlaps the one before it; in place,
+  // the overlap would be computed from results instead of inputs.
   bool runs_in_place(const TensorDesc& in, const TensorDesc& out) const override {
     return in.is_int16() && out.is_int16() && in.pixel() == out.pixel() && out.channels % kInt8Panel == 0;
   }
@@ -101,6 +104,7 @@ class IntegerBinary : public IntegerElementwise {
   float a_scale_, b_scale_;
 };
 
+// x * scale + shift, with a scale and a shift per channel.
 class IntegerAffine : public IntegerElementwise {
  public:
   IntegerAffine(const std::vector<float>& scale, const std::vector<float>& shift, const OutputStage& stage, int padding)
@@ -132,7 +136,7 @@ class IntegerAffine : public IntegerElementwise {
   std::vector<float> scale_, shift_;
 };
 
-// The second input may have one pixel per image.
+// A binary function of floats. The second input may have one pixel per image, which is broadcast.
 class FloatBinary : public Op {
  public:
   FloatBinary(BinaryKind kind, ConvActivation activation) : kind_(kind), activation_(activation) {}
@@ -156,6 +160,7 @@ class FloatBinary : public Op {
   ConvActivation activation_;
 };
 
+// act(x * scale + shift) with a scale and a shift per channel, or act(x) alone.
 class FloatAffine : public Op {
  public:
   FloatAffine(const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation)

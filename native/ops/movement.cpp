@@ -1,4 +1,4 @@
-// Operators that move numbers without changing them. Most copy bytes and serve all data types.
+// Operators that move numbers without computing. Most copy bytes and so serve all data types.
 #include <cstring>
 
 #include "kernels/strided.h"
@@ -10,6 +10,7 @@ namespace {
 
 bool is_pixels(const TensorDesc& desc) { return desc.layout == Layout::channels_last; }
 
+// Concatenation along the channels. The executor calls `run` once per input that alias analysis could not move.
 class Concat : public Op {
  public:
   explicit Concat(int padding) : padding_(padding) {}
@@ -29,7 +30,7 @@ class Concat : public Op {
   bool is_concat() const override { return true; }
   bool reads_int16() const override { return true; }
 
-  // Copies one input to its channels, which `call.out` begins with.
+  // Copies one input; `call.out` starts at its first channel in the result.
   void run(const OpCall& call) const override {
     const Operand from = call.in[0], to = call.out;
     const int64_t bytes = from->channels * from->element_size(), step = from->pixel(), to_step = to->pixel();
@@ -44,6 +45,7 @@ class Concat : public Op {
   int padding_;
 };
 
+// A range of channels.
 class Slice : public Op {
  public:
   Slice(int64_t first, int64_t count, int padding) : first_(first), count_(count), padding_(padding) {}
@@ -74,6 +76,7 @@ class Slice : public Op {
   int padding_;
 };
 
+// Channels in any order, such as a channel shuffle.
 class GatherChannels : public Op {
  public:
   GatherChannels(const std::vector<int>& channels, int padding)
@@ -147,7 +150,7 @@ class Upsample : public Op {
   int padding_;
 };
 
-// (H, W, C) to a row, in the same order or as (C, H, W).
+// Images (H, W, C) to rows, in the order (H, W, C) or (C, H, W).
 class Flatten : public Op {
  public:
   explicit Flatten(bool channels_first) : channels_first_(channels_first) {}
@@ -168,7 +171,7 @@ class Flatten : public Op {
   bool reads_int16() const override { return true; }
   bool writes_any_pitch() const override { return false; }
 
-  // One pixel of floats has the pitch of its row.
+  // Only a single pixel of floats is a view: several pixels have gaps between them.
   bool is_view(const TensorDesc& in) const override {
     const bool one_pixel = in.height * in.width == 1;
     if (!in.is_integer()) return one_pixel && in.has_default_pitch();
@@ -193,6 +196,7 @@ class Flatten : public Op {
   }
 
  private:
+  // Writes the numbers of one image to a row.
   void flatten_integers(const Operand& in, int64_t image, uint8_t* to) const {
     if (!channels_first_) {
       const int64_t bytes = in->channels * in->element_size();
@@ -207,6 +211,7 @@ class Flatten : public Op {
     }
   }
 
+  // Writes one image (H, W, C) as (C, H, W).
   template <class T>
   static void transpose(const Operand& in, int64_t image, uint8_t* row) {
     T* to = reinterpret_cast<T*>(row);
@@ -221,7 +226,7 @@ class Flatten : public Op {
   bool channels_first_;
 };
 
-// One integer pixel seen as a row, or a row as a pixel.
+// Reinterprets one integer pixel as a row, or a row as one pixel.
 class PixelAsRow : public Op {
  public:
   PixelAsRow(bool rows, int padding) : rows_(rows), padding_(padding) {}
@@ -250,7 +255,7 @@ class PixelAsRow : public Op {
   int padding_;
 };
 
-// Floats in another shape (n, h, w) of pixels: all of them in order, or of every image those with the given numbers.
+// Gathers pixels of floats into the shape (n, h, w): those with the given numbers from every image, or all in order.
 class GatherSpatial : public Op {
  public:
   GatherSpatial(const std::vector<int>& index, int64_t n, int64_t h, int64_t w)
@@ -280,7 +285,7 @@ class GatherSpatial : public Op {
   int64_t n_, h_, w_;
 };
 
-// Floats resampled along rows or columns: bilinear and cubic interpolation.
+// Resampling along rows or columns, by weighted sums of `taps` of them: bilinear and cubic interpolation.
 class Resample : public Op {
  public:
   Resample(bool rows, const std::vector<int>& positions, const std::vector<float>& weights, int64_t taps)
@@ -323,6 +328,7 @@ class Resample : public Op {
   int64_t taps_, size_;
 };
 
+// (N, H, W, C) to (N, C, H * W): exchanges pixels and channels.
 class Transpose : public Op {
  public:
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {

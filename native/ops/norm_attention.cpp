@@ -10,7 +10,7 @@
 namespace tw {
 namespace {
 
-// Over the channels of each pixel.
+// Layer normalization over the channels of each pixel.
 class LayerNorm : public Op {
  public:
   LayerNorm(const std::vector<float>& weight, const std::vector<float>& bias, float eps)
@@ -40,7 +40,7 @@ class LayerNorm : public Op {
   float eps_;
 };
 
-// Over all pixels of an image and each of `groups` groups of its channels.
+// Group normalization: over all pixels of an image and each of `groups` groups of its channels.
 class GroupNorm : public Op {
  public:
   GroupNorm(int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps)

@@ -1,4 +1,5 @@
-// Recurrent layers: one direction of an LSTM, GRU or RNN, from the products of its inputs.
+// Recurrent layers: one direction of an LSTM, GRU or RNN. The products of the inputs are computed before, for all steps
+// together.
 #include "common/matmul.h"
 #include "kernels/gates.h"
 #include "ops/ops.h"
@@ -7,9 +8,9 @@
 namespace tw {
 namespace {
 
-// Values are (steps, batch, channels): the pixel of step t and batch element b is t * batch + b. Inputs are the
-// products of all steps with the input's bias, and perhaps the first state: hidden and, of an LSTM, cell. The result is
-// the hidden state of every step; that of an LSTM ends with one step more, the last cell state.
+// Values have shape (steps, batch, channels): the pixel of step t and batch element b has number t * batch + b. Inputs:
+// the products of all steps, with the input's bias added, and optionally the first hidden state and an LSTM's first
+// cell state. The result is the hidden state of every step; an LSTM appends its last cell state as one more step.
 class Recurrent : public Op {
  public:
   Recurrent(RecurrentKind kind, int64_t steps, bool reverse, const float* weight, int64_t size, const float* bias)

@@ -1,5 +1,5 @@
-// Attention against the formula in double: forward, and the gradients by their own formula; rows apart in memory,
-// masks, and sizes around the blocks.
+// Compares attention and its gradients with their formulas in double precision: rows apart in memory, masks, and sizes
+// around those of the blocks.
 #include <cmath>
 #include <random>
 #include <vector>

@@ -1,5 +1,5 @@
-// Products with weights in blocks against plain loops, on rows with no float to spare: the sanitizers see any read
-// outside.
+// Compares products with weights in blocks with plain loops. Arrays have exactly the needed size, so that the
+// sanitizers report any access beyond them.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -12,11 +12,11 @@
 
 namespace {
 
-// Any codes; scales and minimums (wherever they are) of 0.5.
+// Random codes; scales and minimums of 0.5.
 std::vector<uint8_t> random_blocks(const tw::BlockFormat& format, int64_t outputs, int64_t inputs) {
   std::vector<uint8_t> bytes(outputs * (inputs / format.values) * format.bytes);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7919 >> 3);
-  if (format.packing < 0) {  // 16 bits a number: finite ones, whichever of the two formats they are in
+  if (format.packing < 0) {  // finite numbers in float16 as well as in bfloat16
     for (std::size_t i = 1; i < bytes.size(); i += 2) bytes[i] = 0x3c;
     return bytes;
   }

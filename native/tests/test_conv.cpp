@@ -1,5 +1,5 @@
-// Convolution and pooling against plain loops, on arrays of exactly the right size: under AddressSanitizer a read or
-// write past either end stops the test.
+// Compares convolution and pooling with plain loops. Arrays have exactly the needed size, so that AddressSanitizer
+// reports any access beyond them.
 #include <cmath>
 #include <cstdlib>
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// The products against a plain loop in double precision: every path and layout, odd sizes, tiles, threads. Buffers have
-// exactly the size they need, so that under the sanitizers a single element too far is found.
+// Compares the products with a plain loop in double precision: every path and layout, odd sizes, tiles, threads. Arrays
+// have exactly the needed size, so that the sanitizers report any access beyond them.
 #include <cmath>
 #include <vector>
 
@@ -122,7 +122,7 @@ TW_TEST(matmul_is_right_for_every_register_tile_packed_or_not) {
   }
 }
 
-// Large enough that several rows of tasks share one packed B; more threads than tasks, than rows and than cores.
+// Large enough that several rows of tasks share one packed B. Also with more threads than tasks, rows or cores.
 TW_TEST(matmul_is_right_where_threads_share_a_packed_b) {
   const int64_t sizes[][3] = {{257, 193, 70}, {64, 515, 530}};
   for (int threads : {3, 16, 64}) {

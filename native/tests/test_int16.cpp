@@ -1,5 +1,5 @@
-// Layers of 16-bit numbers against plain loops, on buffers with no number to spare, and chains of them in bands of
-// rows.
+// Compares int16 layers, and graphs of them in fused tile groups, with plain loops. Buffers have exactly the needed
+// size, so that the sanitizers report any access beyond them.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -48,7 +48,8 @@ std::shared_ptr<tw::Int16Layer> layer(const tw::IntegerGeometry& g, std::vector<
   return layer;
 }
 
-int32_t clamped(int64_t sum) {  // of sum / 64: halves of an even number of steps are rounded down, of an odd one up
+// sum / 64, ties to even, clamped to int16.
+int32_t clamped(int64_t sum) {
   const double value = static_cast<double>(sum) / 64, low = -32767, high = 32767;
   const double bounded = value < low ? low : value > high ? high : value;
   return static_cast<int32_t>(__builtin_nearbyint(bounded));
@@ -72,7 +73,7 @@ void check_layer(int size, int columns, int channels, int groups, int kernel, in
         const int64_t first = c / (columns / groups) * g.group_channels;
         int64_t sum = 11;
         for (int t = 0; t < kernel * kernel; ++t) {
-          const int64_t row = oy * stride + t / kernel, column = ox * stride + t % kernel;  // the frame begins at 0
+          const int64_t row = oy * stride + t / kernel, column = ox * stride + t % kernel;  // the padding begins at 0
           for (int k = 0; k < g.group_channels; ++k) {
             sum += x[row * in.row_step() + column * padded + first + k] *
                    weights[(c * kernel * kernel + t) * g.group_channels + k];

@@ -1,4 +1,5 @@
-// Integer products against plain loops, on buffers with no byte to spare: the sanitizers see any read or write outside.
+// Compares integer products and graphs with plain loops. Buffers have exactly the needed size, so that the sanitizers
+// report any access beyond them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -75,7 +76,7 @@ TW_TEST(int8_products_are_exact) {
 
 namespace {
 
-// Bytes of one kind: anything, the largest alone, mostly small ones as ReLU leaves them, or around a zero point of 128.
+// Bytes of one kind: any value, only the largest, mostly small ones (as after ReLU), or around a zero point of 128.
 uint8_t byte_of(int kind) {
   const int b = static_cast<int>(rng() % 256);
   if (kind == 0) return static_cast<uint8_t>(b);
@@ -84,7 +85,8 @@ uint8_t byte_of(int kind) {
   return static_cast<uint8_t>(b % 31 == 0 ? b : 100 + b % 57);
 }
 
-// Weights of one kind: any, the smallest or largest alone, or so small that pairs of products cannot saturate int16.
+// Weights of one kind: any value, only the smallest or largest, or so small that pairs of products cannot saturate
+// int16.
 int8_t weight_of(int kind) {
   const int w = static_cast<int>(rng() % 256) - 128;
   return static_cast<int8_t>(kind == 0   ? w

@@ -1,5 +1,5 @@
-// Attention over a cache: several queries at once get what each would get alone, for every kind of cache, with and
-// without a window, on arrays with no element to spare.
+// Attention over a KV cache: several queries at once give the same results as each alone, for every data type of the
+// cache, with and without a window. Arrays have exactly the needed size.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Sparse products against plain loops, on buffers with no number to spare: the sanitizers see any read or write
-// outside.
+// Compares sparse products with plain loops. Buffers have exactly the needed size, so that the sanitizers report any
+// access beyond them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
