@@ -1,6 +1,6 @@
-// The decoder, seen from Python: it keeps references to the arrays of a model's parameters (float32 weights are read in
-// place, so training goes on to show; integer copies are compared with them on request) and checks every index before
-// the GIL is released.
+// Python bindings of the decoder. It keeps references to the arrays of a model's parameters. float32 weights are read
+// in place, so changes by training take effect; integer copies are compared with them on request. Every index is
+// checked before the GIL is released.
 #include "common/decoder.h"
 
 #include <string>
@@ -13,11 +13,11 @@ namespace {
 
 class PyDecoder {
  public:
-  // A dense layer is a tuple of its weight (outputs, inputs) or None, its BlockMatrix, SparseWeights or None, its bias
-  // or None; of two weights the second is used. A norm is None or a tuple of its weight and its bias, which is None in
-  // RMS norms. A block is [norm1, [q, k, v together or three], query norm, key norm, out, post1, norm2, [up] or [gate,
-  // up], down, post2, window]; `last` is [norm, head]. The settings are the fields of Decoder that are numbers, and the
-  // rotary frequencies (as many as pairs of a head are turned) or None.
+  // A dense layer is a tuple (weight (outputs, inputs) or None; BlockMatrix, SparseWeights or None; bias or None). If
+  // both weights are there, the second one is used. A norm is None or a tuple of its weight and its bias, which is None
+  // in RMS norms. A block is [norm1, [q, k, v concatenated] or [q, k, v], query norm, key norm, out, post1, norm2, [up]
+  // or [gate, up], down, post2, window]. `last` is [norm, head]. `settings` has the fields of Decoder that are numbers,
+  // and the frequencies of RoPE, one per rotated pair of a head's numbers, or None.
   PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last,
             nb::object settings) {
     decoder_.token_embedding = embedding(token_embedding);
@@ -133,7 +133,7 @@ class PyDecoder {
     return {array.data, array.data + array.dim(0)};
   }
 
-  // outputs = 0: whatever the weight has
+  // Fills a dense layer; outputs = 0 accepts any number.
   void fill_dense(DenseLayer& layer, nb::handle tuple, int64_t outputs, int64_t inputs) {
     const auto fields = nb::cast<nb::tuple>(tuple);
     if (nb::len(fields) != 3) refuse("ShapeError", "a dense layer is a weight, quantized or sparse weights and a bias");
@@ -188,7 +188,7 @@ class PyDecoder {
     block.norm2 = norm(fields[6], width);
     fill_several(block.up, fields[7]);
     if (block.up.empty() || block.up.size() > 2 || block.up.front().outputs != block.up.back().outputs) {
-      refuse("ShapeError", "a block is widened by one layer, or by a gate and a layer of the same width");
+      refuse("ShapeError", "the feed-forward of a block is one layer, or a gate and a layer of the same width");
     }
     fill_dense(block.down, fields[8], width, block.up[0].outputs);
     block.post2 = norm(fields[9], width, true);

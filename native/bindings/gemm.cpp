@@ -1,5 +1,5 @@
-// matmul seen from Python. On small matrices the call itself decides, and this one costs about a quarter of a
-// microsecond. Arrays of any strides are taken as they are.
+// Python bindings of matmul. For small matrices the overhead of the call matters; this one takes about a quarter of a
+// microsecond. Arrays of any strides are read in place.
 #include <algorithm>
 #include <memory>
 
@@ -12,10 +12,10 @@
 namespace tw {
 namespace {
 
-// Releasing the GIL costs more than a product this small.
-constexpr int64_t kMinWorkForGilRelease = 1 << 16;
+// Releasing the GIL costs more than a product of fewer multiply-adds.
+constexpr int64_t kMinWorkForGilRelease = 1 << 16;  // chosen
 
-// A float32 array whose strides are whole elements.
+// Whether this is a float32 array whose strides are whole elements.
 bool usable(PyObject* object) {
   if (!PyArray_Check(object)) return false;
   PyArrayObject* array = as_array(object);
@@ -26,6 +26,7 @@ bool usable(PyObject* object) {
   return PyArray_NDIM(array) >= 1 && PyArray_NDIM(array) <= kMaxBatchDims + 2;
 }
 
+// Returns the array, or raises an error that says why it cannot be used.
 PyArrayObject* usable_array(PyObject* object, const char* name) {
   PyArrayObject* array = as_array(object);
   if (usable(object)) return array;
@@ -45,11 +46,11 @@ PyArrayObject* usable_array(PyObject* object, const char* name) {
   refuse("ShapeError", "matmul cannot multiply arrays of shapes %R and %R", left.ptr(), right.ptr());
 }
 
-// A product as matmul computes it: of two arrays, without its result and epilogue.
+// The product of two arrays, without its result and epilogue.
 struct Product {
   Gemm g;
   Batch batch;
-  int dims = 0;  // of the result
+  int dims = 0;  // dimensions of the result
   npy_intp shape[kMaxBatchDims + 2];
 
   Product(PyObject* left, PyObject* right) {
@@ -158,11 +159,11 @@ GemmTile read_tile(PyObject* object) {
   return {number(0), number(1), v[2], v[3], v[4], v[5] != 0, v[6] != 0, number(7), number(8)};
 }
 
-// Sums of so few terms, so few rows or columns: the loops without tiles are faster than any tile, and nobody is asked.
-constexpr int64_t kShortSum = 12, kThin = 4;
+// With this few terms, rows or columns, loops without tiles are faster than any tile, and the chooser is not asked.
+constexpr int64_t kShortSum = kShortestSum, kThin = kMostSmallColumns;
 constexpr const char* kLayouts[] = {"nn", "nt", "tn", "tt"};
 
-// Returns the index in kLayouts; -1 for a product that choosers do not cover.
+// Returns the product's index in kLayouts; -1 if choosers do not cover it.
 int chooser_layout(const Gemm& g, int64_t batch, int64_t least_work) {
   if (g.k <= kShortSum || g.m < kThin || g.n <= kThin || batch != 1) return -1;
   if (g.m * g.n * g.k < least_work || std::max({g.m, g.n, g.k}) >= int64_t{1} << 31) return -1;
@@ -220,7 +221,7 @@ nb::object multiply(TileTable* table, const Call& call) {
   read_epilogue(v[3], v[4], v[5], p);
   if (p.batch.dims > 0) p.fold_batch_into_rows();
   ProductConfig config;
-  bool has_config = is_given(v[2]);  // without a tile the chooser is asked, where there is one; None: the default
+  bool has_config = is_given(v[2]);  // no tile: ask the chooser, if there is one; None: the default
   if (has_config) {
     read_config(v[2], g, &config);
   } else if (v[2] == nullptr && table != nullptr && !batch_invariant()) {
@@ -271,8 +272,8 @@ nb::object matmul_plan(const Call& call) {
                         nb::make_tuple(t.mr, t.nr, t.mc, t.nc, t.kc, t.pack_a, t.pack_b, t.threads_m, t.threads_n));
 }
 
-// Counts of what matmul(a, b, config) does, one for each term of the cost model; for fitting. The last argument is the
-// number of last columns that are computed separately.
+// Returns the counts of the operations of matmul(a, b, config), one per term of the cost model, for fitting it. The
+// last argument is the number of last columns that are computed separately.
 nb::object matmul_terms(const Call& call) {
   static const Parameters parameters("matmul_terms", {"a", "b", "config", "last_columns"}, 4);
   const auto v = parameters.read(call);
@@ -288,7 +289,7 @@ nb::object matmul_terms(const Call& call) {
   return result;
 }
 
-// Names of the paths that can compute matmul(a, b); each can be passed as its tile.
+// Returns the names of the paths that can compute matmul(a, b); each can be passed as its tile.
 nb::object matmul_paths(const Call& call) {
   static const Parameters parameters("matmul_paths", {"a", "b"}, 2);
   const auto v = parameters.read(call);
@@ -316,16 +317,15 @@ PyMethodDef methods[] = {
         "matmul",
         "matmul($module, /, a, b, tile=None, *, bias=None, activation=None, residual=None)\n--\n\n"
         "The product of two float32 matrices, or of stacks of them, by the compiled kernel.\n\n"
-        "`tile` is a TileConfig that drives its loops; without one the default for the shape is taken. `bias` (a "
-        "row),\n"
-        "`activation` ('relu' or 'gelu') and `residual` are applied while the result is in registers.\n\n"
+        "`tile` is a TileConfig for its loops; without one the default for the shape is used. `bias` (a row),\n"
+        "`activation` ('relu' or 'gelu') and `residual` are applied while the result is in the cache.\n\n"
         ">>> matmul_native(a, b, tile=TileConfig(mr=6, nr=32, mc=96, nc=1024, kc=256))"),
-    method<matmul_suits>("matmul_suits", "None when matmul takes these arguments, else the reason against."),
+    method<matmul_suits>("matmul_suits", "None if matmul supports these arguments, else the reason why not."),
     method<matmul_plan>("matmul_plan", "The path and the tile that matmul(a, b) uses."),
     method<matmul_paths>("matmul_paths",
                          "Names of the paths that can compute matmul(a, b); each can be passed as its tile."),
-    method<matmul_terms>("matmul_terms", "Counts of the terms of the cost model."),
-    method<matmul_tile_key>("matmul_tile_key", "((m, n, k), layout) as a tile chooser is asked, or None."),
+    method<matmul_terms>("matmul_terms", "The counts of the terms of the cost model."),
+    method<matmul_tile_key>("matmul_tile_key", "The key ((m, n, k), layout) for tile choosers, or None."),
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -338,7 +338,8 @@ Gemm product_of(int64_t m, int64_t n, int64_t k, bool transposed_b) {
   return g;
 }
 
-// Why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: B's rows, not columns, contiguous.
+// Returns why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: the columns of B are
+// contiguous, not its rows.
 nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool transposed_b) {
   char reason[160];
   const bool infeasible = tile_problem(read_tile(tile.ptr()), product_of(m, n, k, transposed_b), reason, sizeof reason);

@@ -75,7 +75,7 @@ const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
 
 // --- float layers ---
 
-// The shape of the weights, or `meta` for a layer without them: graphs of it are planned and never run.
+// Returns the shape of the weights, or `meta` for a meta layer: graphs of it are planned but never run.
 std::vector<int64_t> shape_of(const std::optional<FloatArray>& weights, const std::vector<int64_t>& meta) {
   if (!weights) return meta;
   std::vector<int64_t> shape;
@@ -123,10 +123,11 @@ int add_input(Graph& g, int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
   return g.add_input(desc);
 }
 
-// An input for any batch, height and width: planes of floats, or integers with channels last.
+// Adds an input for any batch, height and width: planes of floats, or integers with channels last.
 int add_dynamic_input(Graph& g, const std::string& dtype, bool rows, int channels, int padding, int zero_point) {
   check_zero(zero_point);
-  if (channels < 0 || padding < 0 || (rows && padding != 0)) refuse("ShapeError", "bad channels or padding");
+  if (channels < 0 || padding < 0 || (rows && padding != 0))
+    refuse("ShapeError", "an input has channels, padding that is not negative, and as rows no padding");
   TensorDesc desc;
   desc.sized = false;
   desc.dtype = dtype_of(dtype);
@@ -144,7 +145,7 @@ int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int 
 }
 
 int add_float_conv(Graph& g, std::shared_ptr<FloatConvLayer> layer, int x, int residual, const std::string& algorithm) {
-  constexpr int64_t kMaxPlanarChannels = 16;  // a vector: so few are read as planes, each once
+  constexpr int64_t kMaxPlanarChannels = 16;  // chosen: a vector; so few channels are read as planes
   const TensorDesc from = g.desc(x);
   const ConvShape shape = layer->shape(from.n, from.channels, from.height, from.width);
   if (from.channels > kMaxPlanarChannels || layer->groups() > 1 || from.layout == Layout::channels_last)
@@ -169,7 +170,7 @@ int add_pool(Graph& g, int x, IntPair kernel, IntPair stride, Four padding, bool
 int add_binary(Graph& g, const std::string& kind, int a, int b, const std::string& activation) {
   a = g.channels_last(a), b = g.channels_last(b);
   const TensorDesc &first = g.desc(a), &second = g.desc(b);
-  const bool gate_first = first.height * first.width < second.height * second.width;  // one pixel for all
+  const bool gate_first = first.height * first.width < second.height * second.width;  // one pixel, broadcast
   if (gate_first && binary_of(kind) != BinaryKind::sub) std::swap(a, b);
   return g.add(binary_op(binary_of(kind), activation_of(activation)), {a, b});
 }
@@ -183,7 +184,7 @@ int add_concat(Graph& g, std::vector<int> inputs, int padding) {
 int add_attention(Graph& g, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first,
                   const std::vector<int64_t>& step, int64_t dim, int64_t value_dim, float scale, bool causal) {
   if (qkv.size() < 3 || qkv.size() > 4 || first.size() != 3 || step.size() != 3)
-    refuse("ShapeError", "attention reads queries, keys, values and perhaps a mask");
+    refuse("ShapeError", "attention reads queries, keys, values and optionally a mask");
   std::vector<int> inputs = qkv;
   for (int i = 0; i < 3; ++i) inputs[i] = g.channels_last(qkv[i]);
   return g.add(
@@ -199,7 +200,7 @@ struct GraphCall {
   int64_t batch = -1;
 };
 
-// Completes the record of an input from its array, and returns the number of batch elements.
+// Completes the description of an input by its array, and returns the number of batch elements.
 int64_t read_input(TensorDesc& desc, nb::handle x) {
   if (desc.sized) {
     PyArrayObject* array = as_float_array(x);
@@ -247,7 +248,7 @@ nb::object new_output(const TensorDesc& desc, int64_t batch) {
   return new_array({images, desc.channels, desc.height, desc.width}).object;  // the caller reshapes dense pixels
 }
 
-// The tuned tiles of a call's products, by slot; empty where there are none.
+// Returns the tuned tiles of a call's products by slot; empty if there are none.
 std::vector<Int8Tile> tuned_tiles(const Graph& graph, const GraphCall& call, const TileTable* table) {
   std::vector<Int8Tile> tiles;
   if (table == nullptr || table->int8_products == nullptr) return tiles;
@@ -278,7 +279,7 @@ nb::list run_graph(Graph& graph, nb::list arrays, const TileTable* table, std::o
   return results;
 }
 
-// The matrix products that `run` computes of these arrays: [(value, m, n, k, threads), ...].
+// Lists the matrix products that `run` computes for these arrays: [(value, m, n, k, threads), ...].
 nb::list graph_products(Graph& graph, nb::list arrays) {
   const GraphCall call = read_call(graph, arrays);
   nb::list out;
@@ -289,8 +290,8 @@ nb::list graph_products(Graph& graph, nb::list arrays) {
 
 // --- strided operators ---
 
-// A loop as Python gives it: sizes, then per operand and for the result (first pixel, first channel, [(pixels,
-// channels) per axis]), and the shape (n, c, h, w) of the result.
+// A loop in Python: (sizes; operands, the last of which is the result; shape (n, c, h, w) of the result). An operand is
+// (first pixel, first channel, [(pixels, channels) per axis]).
 using OperandTuple = std::tuple<int64_t, int64_t, std::vector<std::array<int64_t, 2>>>;
 using LoopTuple = std::tuple<std::vector<int64_t>, std::vector<OperandTuple>, std::array<int64_t, 4>>;
 
@@ -333,7 +334,7 @@ int add_recurrent(Graph& g, const std::vector<int>& inputs, const std::string& k
 
 using GraphClass = nb::class_<Graph>;
 
-// Binds an operator of one value whose channels come last; the arguments of its factory follow the value.
+// Binds an operator of one channels-last value; the arguments of its factory follow the value.
 template <class... Arguments, class... Names>
 void bind_pixels(GraphClass& graph, const char* name, OpPtr (*op)(Arguments...), const Names&... names) {
   graph.def(

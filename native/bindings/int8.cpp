@@ -1,5 +1,5 @@
-// Integer layers and quantization, seen from Python. Arrays are checked here; what they mean is in
-// common/integer_layer.h, whose std::invalid_argument becomes Python's ValueError.
+// Python bindings of integer layers and quantization. Arrays are checked here; common/integer_layer.h documents them,
+// and its std::invalid_argument becomes Python's ValueError.
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 10000;  // multiply-adds, or elements
+constexpr int64_t kMinWorkForGilRelease = 10000;  // chosen: multiply-adds, or elements
 
 Int8Tile read_tile(PyObject* tile) {
   static PyObject* const names[] = {
@@ -42,7 +42,7 @@ Int8Tile read_tile(PyObject* object, int64_t k) {
 
 // --- layers ---
 
-// One number for each of `count` rows or columns; null for None.
+// Returns one number per row or column; null for None.
 template <class T>
 const T* per_row(nb::handle values, int64_t count, const char* sentence) {
   if (values.is_none()) return nullptr;
@@ -64,7 +64,7 @@ struct LayerArrays {
               Four padding, IntPair dilation) {
     const auto array = view_of<T>(w, 4, "weights");
     check(array.size() <= std::numeric_limits<int>::max(), "the weights have too many elements");
-    if (offset.is_none()) refuse("DtypeError", "a layer needs its offset");
+    if (offset.is_none()) refuse("DtypeError", "a layer needs an offset");
     geometry.columns = array.dim(0);
     geometry.group_channels = array.dim(3);
     geometry.groups = groups;
@@ -89,14 +89,14 @@ void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::hand
 void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset, nb::handle scale, int groups,
                   IntPair stride, Four padding, IntPair dilation) {
   const LayerArrays<int8_t> a(weights, offset, scale, nb::none(), groups, stride, padding, dilation);
-  if (a.scale == nullptr) refuse("DtypeError", "a layer in groups needs its scale");
+  if (a.scale == nullptr) refuse("DtypeError", "a grouped layer needs a scale");
   new (self) Int8GroupedLayer(a.geometry, a.weights, a.offset, a.scale);
 }
 
 void make_int16_layer(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias,
                       int groups, IntPair stride, Four padding, IntPair dilation) {
   const LayerArrays<int16_t> a(weights, offset, scale, bias, groups, stride, padding, dilation);
-  if (a.scale == nullptr) refuse("DtypeError", "a layer of 16 bits needs its scale");
+  if (a.scale == nullptr) refuse("DtypeError", "an int16 layer needs a scale");
   new (self) Int16Layer(a.geometry, a.weights, a.offset, a.scale, a.bias);
 }
 
@@ -104,7 +104,7 @@ void make_int16_layer(Int16Layer* self, nb::handle weights, nb::handle offset, n
 template <class Layer>
 nb::object layer_conv(const Layer& layer, nb::handle x, int x_padding, nb::handle residual, int residual_padding,
                       int out_padding) {
-  check(!layer.gives_int16(), "only a plan runs a layer that gives 16 bits");
+  check(!layer.gives_int16(), "a layer with an int16 result runs in a graph only");
   const Int8Image in = image_of(x, x_padding, "x");
   check(in.pixel == round_up(layer.geometry().channels(), kInt8Group) || layer.geometry().taps.kernel_w == 1,
         "x has another number of channels than the weights");
@@ -132,8 +132,8 @@ nb::object layer_weights(const Layer& layer) {
   return out.object;
 }
 
-// Multiplies x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8 results. An explicit `tile`
-// takes precedence over the tile in `table`.
+// Multiplies x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8 results. A `tile` takes
+// precedence over the one in `table`.
 nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu,
                         nb::handle tile, const TileTable* table) {
   const auto in = view_of<uint8_t>(x, 2, "x");
@@ -142,7 +142,7 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
   const auto form = static_cast<Int8Out>(kind);
   layer.check_linear(width, form);
   const float* scales = per_row<float>(row_scale, rows, "row_scale needs one number per row");
-  Int8Tile tile_choice;  // of no rows: the default
+  Int8Tile tile_choice;  // 0 rows: the default
   const IntegerGeometry& g = layer.geometry();
   if (!tile.is_none()) {
     tile_choice = read_tile(tile.ptr(), width);
@@ -178,7 +178,7 @@ nb::object quantize_images(nb::handle x, float scale, int zero, int x_padding) {
   return out;
 }
 
-// x (rows, n) float32 to (rows, n rounded up to 4) bytes by one scale.
+// Quantizes x (rows, n) float32 to uint8 (rows, n rounded up to 4) by one scale.
 nb::object quantize_flat(nb::handle x, float scale, int zero) {
   const auto in = view_of<float>(x, 2, "x");
   check_zero(zero);
@@ -194,7 +194,7 @@ nb::object quantize_flat(nb::handle x, float scale, int zero) {
   return out.object;
 }
 
-// x (rows, n) float32 to bytes with 128 added, each row by its own scale: (bytes, scales).
+// Quantizes x (rows, n) float32 to uint8 with zero point 128, each row by its own scale: (bytes, scales).
 std::tuple<nb::object, nb::object> quantize_rows(nb::handle x) {
   const auto in = view_of<float>(x, 2, "x");
   const int64_t rows = in.dim(0), n = in.dim(1), padded = round_up(n, kInt8Group);
@@ -214,7 +214,7 @@ nb::object problem_of_tile(nb::handle tile, int64_t k) {
   return problem == nullptr ? nb::none() : nb::object(nb::str(problem));
 }
 
-// (mr, nr, mc, nc, kc, threads_m, threads_n)
+// Returns the default tile: (mr, nr, mc, nc, kc, threads_m, threads_n).
 nb::tuple default_tile_of(int64_t m, int64_t n, int64_t k) {
   const Int8Tile t = default_int8_tile(m, n, k);
   return nb::make_tuple(t.mr, t.nr, t.mc, t.nc, t.kc, t.threads_m, t.threads_n);

@@ -1,4 +1,5 @@
-// Arrays of bytes, as the bindings of integer layers and of plans see them.
+// Conversion of uint8 and int16 arrays, output stages and pooling windows, for the bindings of integer layers and
+// graphs.
 #pragma once
 
 #include <array>
@@ -13,7 +14,8 @@ namespace tw {
 
 using IntPair = std::tuple<int, int>;
 
-// An image buffer of the integer layers: (images, height + 2 padding, width + 2 padding, channels rounded up to 4).
+// Describes an image buffer of the integer layers: (images, height + 2 padding, width + 2 padding, channels rounded up
+// to 4).
 inline Int8Image image_of(nb::handle x, int padding, const char* name) {
   const auto array = view_of<uint8_t>(x, 4, name);
   const Int8Image image{array.dim(0), array.dim(1) - 2 * padding, array.dim(2) - 2 * padding, array.dim(3), padding};
@@ -21,7 +23,7 @@ inline Int8Image image_of(nb::handle x, int padding, const char* name) {
   return image;
 }
 
-// A new image whose padding is filled with its zero point. The pixels of `image` are in values, not bytes.
+// Returns a new image whose padding has the zero point. The pixel distance of `image` is in values, not bytes.
 template <class T = uint8_t>
 nb::object new_image(Int8Image image, int zero) {
   check(image.padding >= 0, "padding cannot be negative");
@@ -33,13 +35,12 @@ nb::object new_image(Int8Image image, int zero) {
 
 inline void check_zero(int zero) { check(zero >= 0 && zero <= 255, "a zero point is between 0 and 255"); }
 
-// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1,
-// its first, or the bend: how far it reaches (0: there is none), and its slope; or the pieces: Uint8Piecewise as it
-// lies in memory
+// An output stage in Python: zero, low, high; lookup table, its grid points per unit, its first grid point; parabola:
+// far (0: none), slope; piecewise polynomial: the bytes of a Uint8Piecewise (empty: none).
 using Uint8StageTuple = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
 inline Uint8Stage uint8_stage_of(const Uint8StageTuple& values) {
-  const auto& [zero, low, high, table, fine, first, far, slope, pieces] = values;
+  const auto& [zero, low, high, table, fine, first, far, slope, polynomial] = values;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
@@ -50,36 +51,39 @@ inline Uint8Stage uint8_stage_of(const Uint8StageTuple& values) {
     stage.parabola = {far, slope};
     return stage;
   }
-  if (pieces.size() > 0) {
-    const bool whole = pieces.size() == sizeof stage.piecewise && high == 255;
-    if (whole) std::memcpy(&stage.piecewise, pieces.data(), sizeof stage.piecewise);
-    if (!whole || stage.piecewise.shift < 0 || stage.piecewise.shift > 14) refuse("ShapeError", "bad pieces");
+  if (polynomial.size() > 0) {
+    const bool whole = polynomial.size() == sizeof stage.piecewise && high == 255;
+    if (whole) std::memcpy(&stage.piecewise, polynomial.data(), sizeof stage.piecewise);
+    if (!whole || stage.piecewise.shift < 0 || stage.piecewise.shift > 14)
+      refuse("ShapeError", "the piecewise polynomial of an output stage is invalid");
     stage.approximation = Approximation::piecewise;
     return stage;
   }
   if (table.size() == 0) return stage;
   stage.approximation = Approximation::lookup_table;
-  if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) refuse("ShapeError", "bad table");
+  if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f))
+    refuse("ShapeError", "the lookup table of an output stage is invalid");
   stage.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return stage;
 }
 
-// low, high, curve (the places of Int16Activation), inverse; far and slope of a bend; the bytes of its pieces
+// An int16 output stage in Python: low, high, the number of an Int16Activation, inverse; far and slope of the parabola;
+// the bytes of an Int16Piecewise.
 using Int16StageTuple = std::tuple<int, int, int, float, float, float, nb::bytes>;
 
 inline Int16Stage int16_stage_of(const Int16StageTuple& values) {
-  const auto& [low, high, curve, inverse, far, slope, pieces] = values;
-  if (curve < 0 || curve > static_cast<int>(Int16Activation::leaky_relu))
+  const auto& [low, high, activation, inverse, far, slope, polynomial] = values;
+  if (activation < 0 || activation > static_cast<int>(Int16Activation::leaky_relu))
     refuse("ShapeError", "there is no such activation");
-  Int16Stage stage{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};
+  Int16Stage stage{low, high, static_cast<Int16Activation>(activation), inverse, {far, slope}, {}};
   if (stage.activation == Int16Activation::piecewise) {
-    const bool whole = pieces.size() == sizeof stage.piecewise;
-    if (whole) std::memcpy(&stage.piecewise, pieces.data(), sizeof stage.piecewise);
+    const bool whole = polynomial.size() == sizeof stage.piecewise;
+    if (whole) std::memcpy(&stage.piecewise, polynomial.data(), sizeof stage.piecewise);
     const Int16Piecewise& p = stage.piecewise;
-    const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the eighths end at 32767
+    const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the last eighth ends at 32767
     const bool fits = whole && p.shift >= 0 && p.shift <= 15 && p.far >= 0 && p.turn >= 0 && last <= (32767 >> p.shift);
     if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kInt16Limit)
-      refuse("ShapeError", "bad pieces");
+      refuse("ShapeError", "the piecewise polynomial of an int16 output stage is invalid");
   }
   return stage;
 }

@@ -1,4 +1,4 @@
-// Pooling from Python, with the signatures of the backend's operations.
+// Python bindings of pooling, with the signatures of the backend's operations.
 #include "kernels/pool.h"
 
 #include "bindings/arrays.h"
@@ -6,9 +6,9 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 20000;  // elements
+constexpr int64_t kMinWorkForGilRelease = 20000;  // chosen: elements
 
-// Completes a shape whose planes are known by its window and its outputs.
+// Reads the window, and completes a shape whose planes are set by its outputs.
 void read_window(PyObject* kernel, PyObject* stride, PyObject* padding, PoolShape* s) {
   int64_t window[2], step[2], pad[2];
   read_sizes(kernel, 2, 1, "the window", window);
@@ -53,7 +53,7 @@ nb::object max_pool_grad(const Call& call) {
   read_sizes(v[2], 4, 0, "the input's shape", x);
   for (int i = 0; i < 4; ++i) {
     check(gy.dim(i) == argmax.dim(i) && (i >= 2 || gy.dim(i) == x[i]),
-          "the gradient, the argmax and the input's shape do not belong together");
+          "the shapes of the gradient, the argmax and the input do not match");
   }
   PoolShape s = shape_of_planes(x[0], x[1], x[2], x[3]);
   s.oh = gy.dim(2), s.ow = gy.dim(3);

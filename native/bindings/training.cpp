@@ -1,4 +1,5 @@
-// Norms, cross-entropy, embedding gradients and Adam: what a training step needs besides products and activations.
+// Python bindings of norms, cross-entropy, embedding gradients and Adam: what a training step needs besides products
+// and activations.
 #include <cmath>
 
 #include "bindings/arrays.h"
@@ -8,7 +9,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 4096;  // elements
+constexpr int64_t kMinWorkForGilRelease = 4096;  // chosen: elements
 
 bool is_vector(const Input& v, int64_t length) { return v.ndim() == 1 && v.dim(0) == length; }
 
@@ -141,8 +142,8 @@ void adam_step_entry(FloatOut param, const FloatArray& grad, FloatOut m, FloatOu
   s.penalty = static_cast<float>(decoupled ? 0.0 : weight_decay);
   s.beta2 = static_cast<float>(beta2);
   s.eps = static_cast<float>(eps);
-  s.rest1 = static_cast<float>(1.0 - beta1);
-  s.rest2 = static_cast<float>(1.0 - beta2);
+  s.one_minus_beta1 = static_cast<float>(1.0 - beta1);
+  s.one_minus_beta2 = static_cast<float>(1.0 - beta2);
   s.step_size = static_cast<float>(lr / (1.0 - std::pow(beta1, static_cast<double>(step))));
   s.root_factor = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, static_cast<double>(step))));
   nb::gil_scoped_release release;

@@ -10,10 +10,11 @@
 namespace tw {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // hardware
-// From here on a block is worth pages of 2 MiB: read front to back, small pages cost up to half the bandwidth, because
-// the hardware stops fetching ahead at the end of each.
-constexpr std::size_t kLargePage = std::size_t{1} << 21, kLargeBlock = 2 * kLargePage;  // hardware
+constexpr std::size_t kAlignment = 64;  // hardware: bytes of a cache line
+// A block of this size gets large pages: read front to back, small pages cost up to half the bandwidth, because the
+// hardware prefetcher stops at the end of each.
+constexpr std::size_t kLargePage = std::size_t{1} << 21;  // hardware: bytes of a large page on x86-64 and arm64
+constexpr std::size_t kLargeBlock = 2 * kLargePage;
 std::atomic<int64_t> in_use{0}, peak{0};
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -27,16 +28,16 @@ void count(int64_t delta) {
 
 void* aligned(std::size_t bytes) {
   if (bytes < kLargeBlock) return std::aligned_alloc(kAlignment, bytes);
-  void* block = nullptr;  // aligned_alloc would want whole large pages
+  void* block = nullptr;  // aligned_alloc would need a size in whole large pages
   if (posix_memalign(&block, kLargePage, bytes) != 0) return nullptr;
 #if defined(MADV_HUGEPAGE)
-  madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // a wish: may be refused
+  madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // may be refused
 #endif
   return block;
 }
 
-// madvise's MADV_COLLAPSE (Linux 6.1), by number because headers may be older than the kernel, which answers EINVAL
-// then.
+// madvise's MADV_COLLAPSE (Linux 6.1) by number, because the headers may be older than the kernel. Older kernels answer
+// EINVAL.
 [[maybe_unused]] constexpr int kCollapse = 25;
 
 }  // namespace

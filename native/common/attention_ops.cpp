@@ -11,6 +11,7 @@ float* workspace(int64_t floats) { return thread_scratch<float>(Scratch::attenti
 
 int64_t offset(HeadStrides s, int64_t b, int64_t h) { return b * s.batch + h * s.head; }
 
+// Returns head h of example b.
 AttentionHead head_of(const AttentionBatch& p, int64_t b, int64_t h) {
   AttentionHead head = p.first;
   head.q.data += offset(p.q, b, h);
@@ -35,11 +36,11 @@ void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* l
   const int64_t blocks = (shape.queries + kernels.queries_per_block - 1) / kernels.queries_per_block;
   const int64_t floats = kernels.forward_workspace(shape.dim, shape.value_dim);
   parallel_near(static_cast<int>(problem.batch * problem.heads * blocks), [&](int task) {
-    const int64_t which = task / blocks, b = which / problem.heads, h = which % problem.heads;
+    const int64_t pair = task / blocks, b = pair / problem.heads, h = pair % problem.heads;
     const int64_t at_block = task % blocks, first = shape.queries * at_block / blocks,
                   last = shape.queries * (at_block + 1) / blocks;
     kernels.forward(head_of(problem, b, h), first, last, at(out, b, h),
-                    logsumexp == nullptr ? nullptr : logsumexp + which * shape.queries, workspace(floats));
+                    logsumexp == nullptr ? nullptr : logsumexp + pair * shape.queries, workspace(floats));
   });
 }
 

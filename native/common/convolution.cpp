@@ -21,6 +21,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t weight_count(const ConvShape& s) { return s.o * s.group_c() * s.kh * s.kw; }
 
+// The view of contiguous weights (o, c / groups, kh, kw).
 WeightView plain_view(const ConvShape& s, const float* w) {
   const int64_t taps = s.kh * s.kw, row = s.group_c() * taps;
   return {w, s.group_o() * row, row, taps, s.kw, 1};
@@ -32,7 +33,7 @@ void check(bool done) {
   if (!done) throw std::bad_alloc();
 }
 
-// Working memory for weights that are packed for one call; kept by the thread up to a bound.
+// Memory for weights that are packed for one call. The thread keeps it up to a bound.
 class CallWeights {
  public:
   explicit CallWeights(int64_t floats) : data_(thread_scratch<float>(Scratch::call_weights, floats)) {}
@@ -98,6 +99,7 @@ std::shared_ptr<const PackedWeights> cached_transformed_filters(ConvAlgorithm al
   return pack_and_cache_weights(kernels, s, key);
 }
 
+// Runs Winograd kernels. Returns false if the direct kernels must be used instead.
 bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* x, const float* w, bool keep,
                       const ConvEpilogue& e, const ConvConfig& config, float* y) {
   const WinogradKernels& kernels = winograd_kernels(algorithm);
@@ -110,6 +112,7 @@ bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* 
   return kernels.pack(s, plain_view(s, w), packed.data()) && kernels.forward(s, x, packed.data(), e, tile, {}, y);
 }
 
+// Runs the direct kernels with packed weights from the cache, or packed for this call.
 void forward_direct(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                     const ConvConfig& config, float* y) {
   const DirectKernels& kernels = active_conv_direct();
@@ -128,8 +131,8 @@ void forward_direct(const ConvShape& s, const float* x, const float* w, bool kee
   check(kernels.forward(s, x, packed.data(), e, tile, whole_output(s), y));
 }
 
-// Of one dimension of a strided convolution: the outputs of the gradient that share the kernel taps first, first +
-// stride, ... form a stride-1 convolution of their own.
+// One phase of one dimension of a strided convolution's input gradient: the outputs that share the filter taps first,
+// first + stride, ... form a stride-1 convolution.
 struct Phase {
   int64_t first_tap, taps;  // kernel positions first_tap + stride * (0 ... taps - 1)
   int64_t first_out, outs;  // input positions first_out + stride * (0 ... outs - 1)
@@ -146,7 +149,7 @@ Phase phase_of(int64_t tap, int64_t stride, int64_t kernel, int64_t padding, int
   return f;
 }
 
-// The convolution that computes one phase of the input gradient: gy with the flipped taps, channels exchanged.
+// The convolution that computes one phase of the input gradient: gy with flipped taps and exchanged channels.
 ConvShape phase_shape(const ConvShape& s, const Phase& fy, const Phase& fx) {
   return {s.n, s.o, s.oh, s.ow, s.c, fy.taps, fx.taps, 1, 1, fy.pad, fx.pad, s.groups, fy.outs, fx.outs};
 }
@@ -176,10 +179,10 @@ const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   return memory->data();
 }
 
-// A tuned block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up
-// with (benchmarks/conv.py --layers, "3x3 64-64 at 56").
-constexpr int64_t kCacheShare = 2;
-constexpr int64_t kMostBlock = int64_t{1} << 24;
+// A tuned block may be this many times as large as L2: transformed tiles are read and written in long runs, which L3
+// keeps up with (benchmarks/conv.py --layers, "3x3 64-64 at 56").
+constexpr int64_t kCacheShare = 2;                // chosen
+constexpr int64_t kMostBlock = int64_t{1} << 24;  // chosen: most units or channels of a block
 
 int64_t working_bytes(const ConvShape& s, const ConvConfig& config) {
   const ConvTile tile = tile_of(s, config, config.algorithm);
@@ -204,6 +207,7 @@ const char* shape_problem(const ConvShape& s, const ConvConfig& c) {
   return nullptr;
 }
 
+// Computes the input gradient of one pair of phases as a stride-1 convolution.
 void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const Phase& fy, const Phase& fx,
                       float* gx) {
   ConvShape t = phase_shape(s, fy, fx);
@@ -239,20 +243,20 @@ bool winograd_applies(const ConvShape& s) {
 
 namespace {
 
-// Estimates the cost of an algorithm in vector multiplications: its instructions, or the time to stream its filters
-// if that is longer. Filters larger than the L2 cache are read once per call, at a rate of so many bytes per vector
-// multiplication (two vectors of eight lanes or one of sixteen per cycle).
+// Estimates the cost of an algorithm in vector multiplications: its instructions, or the time to stream its filters if
+// that is longer. Filters larger than the L2 cache are read once per call, at a fixed number of bytes per vector
+// multiplication (two vectors of eight lanes, or one of sixteen, are multiplied per cycle).
 int64_t cost(int64_t instructions, int64_t filter_bytes) {
-  const int64_t bytes_a_vector = std::max<int64_t>(1, active_conv_direct().limits.lanes * 3 / 8);
-  return std::max(instructions, filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0);
+  const int64_t bytes_per_vector = std::max<int64_t>(1, active_conv_direct().limits.lanes * 3 / 8);
+  return std::max(instructions, filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_per_vector : 0);
 }
 
 int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
   const int64_t lanes = active_conv_direct().limits.lanes, c = s.group_c();
   const int64_t c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
   const int64_t tiles = s.n * ceil_div(s.oh, w.tile) * ceil_div(s.ow, w.tile);
-  const int64_t a_tile = w.positions * c * o_vectors + w.input_cost * c_vectors + w.output_cost * o_vectors;
-  return cost(s.groups * tiles * a_tile, w.positions * s.c * s.group_o() * 4);
+  const int64_t per_tile = w.positions * c * o_vectors + w.input_cost * c_vectors + w.output_cost * o_vectors;
+  return cost(s.groups * tiles * per_tile, w.positions * s.c * s.group_o() * 4);
 }
 
 }  // namespace
@@ -268,7 +272,8 @@ int64_t algorithm_cost(const ConvShape& s, ConvAlgorithm algorithm) {
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
-  // Several groups share a vector there, or a product of so few channels is shorter than the transforms around it.
+  // Not Winograd if several groups share a vector, or if the products have so few channels that they take less time
+  // than the transforms.
   if (s.groups > 1 && (s.group_o() * 2 <= lanes || (s.group_o() <= lanes && s.group_c() <= 8)))
     return ConvAlgorithm::direct;
   ConvAlgorithm best = ConvAlgorithm::direct;
@@ -334,7 +339,7 @@ void conv_grad_weight(const ConvShape& s, const float* gy, const float* x, float
     std::memset(gw, 0, static_cast<std::size_t>(count) * sizeof(float));
     return;
   }
-  constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
+  constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;  // chosen: bounds the memory to 64 MiB
   const GradWeightKernels& kernels = active_conv_grad_weight();
   const int64_t size = kernels.partial_floats(s), room = std::max<int64_t>(1, kMaxPartialFloats / size);
   const int64_t partial_count = std::min({static_cast<int64_t>(num_threads()), kernels.max_parts(s), room});

@@ -25,7 +25,7 @@ namespace tw {
 namespace heap_watch {
 namespace {
 
-// --- memory for our own tables: straight from the kernel, so that counting never counts itself ---
+// --- memory for our own tables: from the kernel, so that counting never counts itself ---
 
 void* kernel_pages(std::size_t bytes) {
   void* p = reinterpret_cast<void*>(
@@ -67,6 +67,8 @@ class Shard {
     return before;
   }
 
+  // Removes a block and returns its bytes; false if it is not in the map. Entries behind the hole move up if their home
+  // slot is not between hole and entry (backward-shift deletion).
   bool remove(uintptr_t block, std::size_t* bytes) {
     SpinLock lock(flag_);
     if (!capacity_) return false;
@@ -116,6 +118,7 @@ class Shard {
   std::size_t capacity_ = 0, used_ = 0;
 };
 
+// One of the two sums, with its peak and the size of every block in it.
 class Ledger {
  public:
   void add(void* block, std::size_t bytes) {
@@ -130,7 +133,7 @@ class Ledger {
     std::size_t bytes;
     if (shard(block).remove(key(block), &bytes)) now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   }
-  // Part of a mapping was given back.
+  // Counts the release of the first `by` bytes of a mapping.
   void shrink(void* block, std::size_t by) {
     std::size_t bytes;
     if (!shard(block).remove(key(block), &bytes)) return;
@@ -167,8 +170,8 @@ std::atomic<int64_t> taken_large{0};
 std::atomic<int64_t> alarm_level{0};
 std::atomic<void (*)()> alarm_call{nullptr};
 
-// How deep a thread is in calls that count what they remove themselves. Not thread_local: the first use of such a
-// variable in a thread makes the loader allocate, and where the loader's malloc is a counting one that would never end.
+// How many `Inner` a thread is inside of. Not thread_local: the first use of such a variable in a thread makes the
+// loader allocate, and if the loader's malloc is a counting one, that would never end.
 pthread_key_t depth_key;
 const bool have_depth_key = pthread_key_create(&depth_key, nullptr) == 0;
 intptr_t inner_depth() { return reinterpret_cast<intptr_t>(pthread_getspecific(depth_key)); }
@@ -181,7 +184,8 @@ void check_alarm() {
   }
 }
 
-void took(void* block, std::size_t bytes) {
+// Counts an allocation. errno is preserved for the caller of malloc.
+void count_allocation(void* block, std::size_t bytes) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
   if (bytes >= kLarge) taken_large.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   if (only_large.load(std::memory_order_relaxed)) return;
@@ -194,7 +198,7 @@ void took(void* block, std::size_t bytes) {
   errno = saved;
 }
 
-void gave(void* block) {
+void count_release(void* block) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
   if (only_large.load(std::memory_order_relaxed)) return;
   system_ledger().remove(block);
@@ -215,45 +219,45 @@ decltype(&::munmap) real_munmap;
 
 void* counted_malloc(std::size_t n) {
   void* p = real_malloc(n);
-  took(p, n);
+  count_allocation(p, n);
   return p;
 }
 void* counted_calloc(std::size_t n, std::size_t each) {
   void* p = real_calloc(n, each);
-  took(p, n * each);
+  count_allocation(p, n * each);
   return p;
 }
 void* counted_realloc(void* old, std::size_t n) {
-  gave(old);
+  count_release(old);
   void* p = real_realloc(old, n);
   if (p)
-    took(p, n);
+    count_allocation(p, n);
   else if (old && n)
-    took(old, malloc_usable_size(old));  // it failed: the old block is still there
+    count_allocation(old, malloc_usable_size(old));  // it failed: the old block still exists
   return p;
 }
 void counted_free(void* p) {
-  gave(p);
+  count_release(p);
   real_free(p);
 }
 int counted_posix_memalign(void** out, std::size_t alignment, std::size_t n) {
   const int failed = real_posix_memalign(out, alignment, n);
-  if (!failed) took(*out, n);
+  if (!failed) count_allocation(*out, n);
   return failed;
 }
 void* counted_aligned_alloc(std::size_t alignment, std::size_t n) {
   void* p = real_aligned_alloc(alignment, n);
-  took(p, n);
+  count_allocation(p, n);
   return p;
 }
 void* counted_memalign(std::size_t alignment, std::size_t n) {
   void* p = real_memalign(alignment, n);
-  took(p, n);
+  count_allocation(p, n);
   return p;
 }
 void* counted_mmap(void* at, std::size_t n, int protection, int flags, int fd, off_t offset) {
   void* p = real_mmap(at, n, protection, flags, fd, offset);
-  if (p != MAP_FAILED) took(p, n);
+  if (p != MAP_FAILED) count_allocation(p, n);
   return p;
 }
 int counted_munmap(void* p, std::size_t n) {
@@ -280,6 +284,7 @@ const Hook kHooks[] = {
 
 // --- rewriting the import tables ---
 
+// An entry of an import table that was redirected, and its original value.
 struct Slot {
   void** address;
   void* original;
@@ -287,7 +292,7 @@ struct Slot {
 };
 Slot* slots = nullptr;
 std::size_t slot_count = 0;
-constexpr std::size_t kMostSlots = 1 << 16;
+constexpr std::size_t kMostSlots = 1 << 16;  // chosen
 
 void write_slot(const Slot& slot, void* value) {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -297,6 +302,7 @@ void write_slot(const Slot& slot, void* value) {
   if (slot.read_only) mprotect(start, page, PROT_READ);
 }
 
+// The loader's tables of one loaded file: symbols, imports, and the segment that is read-only after relocation.
 struct Image {
   uintptr_t base;
   const ElfW(Sym) * symbols = nullptr;
@@ -357,12 +363,13 @@ Image read_image(const dl_phdr_info& info) {
   return image;
 }
 
+// Redirects the imports of one relocation table that have a hook.
 void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t count) {
   for (std::size_t i = 0; relocations && i < count; ++i) {
     const ElfW(Rela)& r = relocations[i];
     if (!is_import(r)) continue;
     const char* name = image.names + image.symbols[ELF64_R_SYM(r.r_info)].st_name;
-    if (!std::strchr("mcrfpa", name[0])) continue;  // most symbols are not ours, and large libraries have many
+    if (!std::strchr("mcrfpa", name[0])) continue;  // a quick test: most symbols have no hook
     for (const Hook& hook : kHooks) {
       if (std::strcmp(name, hook.name) != 0 || slot_count == kMostSlots) continue;
       void** address = reinterpret_cast<void**>(image.base + r.r_offset);
@@ -384,14 +391,16 @@ int redirect_library(dl_phdr_info* info, std::size_t, void*) {
   return 0;
 }
 
-// An executable at a fixed address (Debian's and Ubuntu's python3) may stand in for a function whose address it takes:
-// the loader then gives everybody the address of the executable's own stub, which jumps through the executable's import
-// table. Called as the real function it would lead straight back to the counting one, so it is looked for further on.
+// An executable at a fixed address (Debian's and Ubuntu's python3) may contain a stub of a function whose address it
+// takes: the loader then gives everybody the address of the stub, which jumps through the executable's import table.
+// Used as the real function, it would lead straight back to the counting one, so the real one is searched in the
+// libraries.
 struct Stub {
   const char* name;
   void* address;
 };
 
+// Finds the executable's stub of a function: an undefined symbol with an address.
 int find_stub(dl_phdr_info* info, std::size_t, void* context) {
   Stub& stub = *static_cast<Stub*>(context);
   const Image image = read_image(*info);
@@ -407,7 +416,7 @@ int find_stub(dl_phdr_info* info, std::size_t, void* context) {
   return 1;  // the executable is the first
 }
 
-// Finds the function that libraries would call if the executable had no stub: that of the first library that has it,
+// Finds the function that libraries would call if the executable had no stub: the one of the first library that has it,
 // preloaded ones included.
 void* find_past_executable(const char* name) {
   void* everything = dlopen(nullptr, RTLD_LAZY);

@@ -5,8 +5,8 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinMultiplyAddsPerTask = 1 << 17;  // multiply-adds
-constexpr int64_t kTile = 12;                         // pixels: work is split among threads at multiples of this
+constexpr int64_t kMinMultiplyAddsPerTask = 1 << 17;  // chosen
+constexpr int64_t kTile = 12;  // definition: pixels of the largest register tile; work is split at multiples of it
 
 }  // namespace
 
@@ -21,7 +21,7 @@ Int16Layer::Int16Layer(const IntegerGeometry& geometry, const int16_t* weights, 
   }
 }
 
-// Offset of a depthwise weight: a channel's tap in its block (kernels/int16.h describes the layout).
+// The offset of a depthwise weight: a channel's tap in its block (kernels/int16.h describes the layout).
 int64_t Int16Layer::in_block(int64_t block, int64_t column, int64_t tap) const {
   const GroupedTaps& t = geometry_.taps;
   const int64_t y = tap / t.kernel_w, x = tap % t.kernel_w, c = column - block_at(block, geometry_.columns);
@@ -45,7 +45,8 @@ void Int16Layer::pack_depthwise(const int16_t* weights) {
 }
 
 void Int16Layer::set_bytes_read(int zero) {
-  require(geometry_.is_depthwise() && zero >= 0 && zero <= 255, "only depthwise layers of 16 bits read bytes");
+  require(geometry_.is_depthwise() && zero >= 0 && zero <= 255,
+          "only depthwise int16 layers read uint8, with a zero point from 0 to 255");
   bytes_zero_ = zero;
 }
 
@@ -89,6 +90,7 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
   run(p);
 }
 
+// Splits the work among the threads, by pixels if there are enough, else by panels of output channels.
 void Int16Layer::run(const Int16Problem& p) const {
   const IntegerGeometry& g = geometry_;
   const int64_t pixels = static_cast<int64_t>(p.to.images) * p.to.height * p.to.width;
@@ -99,14 +101,14 @@ void Int16Layer::run(const Int16Problem& p) const {
   const bool by_pixels = geometry_.is_depthwise() || pixels >= kTile * max_tasks;
   const int64_t units = by_pixels ? (pixels + kTile - 1) / kTile : panels;
   const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(max_tasks, units));
-  const auto some = [&](int64_t first, int64_t last) {
+  const auto compute = [&](int64_t first, int64_t last) {
     const int64_t end = std::min(last * kTile, pixels);
     if (geometry_.is_depthwise()) return active_int16().depthwise(p, first * kTile, end);
     if (by_pixels) return active_int16().rows(p, first * kTile, end, 0, panels);
     active_int16().rows(p, 0, pixels, static_cast<int>(first), static_cast<int>(last));
   };
-  if (tasks == 1) return some(0, units);
-  parallel_for(static_cast<int>(tasks), [&](int task) { some(units * task / tasks, units * (task + 1) / tasks); });
+  if (tasks == 1) return compute(0, units);
+  parallel_for(static_cast<int>(tasks), [&](int task) { compute(units * task / tasks, units * (task + 1) / tasks); });
 }
 
 }  // namespace tw

@@ -1,5 +1,5 @@
-// The parts of the integer product that do not depend on the instruction set: properties of weights, tile choice, split
-// over threads.
+// The parts of the integer product that do not depend on the instruction set: properties of weights, the choice of the
+// tile, the split over threads.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -22,7 +22,7 @@ int int8_max_pair_sum(const int8_t* packed, int64_t bytes) {
 }
 
 bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups) {
-  constexpr int64_t kBytes = kInt8Panel * kInt8Group;  // bytes of a group
+  constexpr int64_t kBytes = kInt8Panel * kInt8Group;  // bytes of a group of a panel
   for (int64_t run = 0; run < panels * runs; ++run) {
     for (int64_t group = 0; group < groups; group += 2) {
       const int8_t* first = packed + (run * groups + group) * kBytes;
@@ -67,9 +67,9 @@ void use_avx_vnni(bool use) { avx_vnni().store(use, std::memory_order_relaxed); 
 
 namespace {
 
-int64_t round_to(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Returns scratch memory for the int32 sums of a block that is split along K, null if it is not split.
+// Returns scratch memory for the int32 sums of a block whose K is cut into slices; null if it is not.
 int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
   if (p.runs != 1 || t.kc >= static_cast<int64_t>(p.groups_per_run) * kInt8Group) return nullptr;
   return thread_scratch<int32_t>(Scratch::int8_sums, t.mc * std::min(t.nc, panels * kInt8Panel));
@@ -90,9 +90,9 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
   t.nr = tile_panels * kInt8Panel;
   t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
   t.nc = static_cast<int64_t>((panels + tile_panels - 1) / tile_panels) * t.nr;
-  t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
-  // Below this many multiply-adds the work is done before a second thread wakes up. A few rows wait for their weights
-  // and profit from a second thread earlier (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
+  t.kc = std::max<int64_t>(kInt8Group, round_up(k, kInt8Group));
+  // With fewer multiply-adds the work is done before a second thread wakes up. A few rows are bound by memory and
+  // profit from a second thread earlier (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
   const int64_t worth_a_thread = rows <= 4 ? 1 << 17 : 1 << 20;
   const int64_t work = rows * panels * kInt8Panel * k;
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / worth_a_thread)));
@@ -118,12 +118,12 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
 
 namespace {
 
-constexpr int64_t kMinTileRows = 16;   // fewer rows would leave AMX tiles mostly empty
-constexpr int64_t kTileRunBytes = 64;  // hardware: bytes of a tile row
-constexpr int kMinTileColumns = 64;
+constexpr int64_t kMinTileRows = 16;   // hardware: rows of an AMX tile
+constexpr int64_t kTileRunBytes = 64;  // hardware: bytes of a row of an AMX tile
+constexpr int kMinTileColumns = 64;    // chosen: fewer columns do not repay gathering the rows
 
-// Runs of whole tile rows are loaded in place. Others are gathered first, which only pays off if many columns use them:
-// for the few channels of a small network, gathering takes longer than multiplying.
+// Whether AMX tiles are worth it. Runs of whole tile rows are loaded in place. Other runs are gathered first, which
+// only pays if many columns use them: for the few channels of a small network, gathering takes longer than multiplying.
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kMinTileColumns);

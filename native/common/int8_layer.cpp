@@ -63,6 +63,7 @@ void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float
   tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 
+// Packs the weights, and classifies each panel of a grouped layer by its saturation safety.
 Int8GroupedLayer::Int8GroupedLayer(const IntegerGeometry& geometry, const int8_t* weights, const int32_t* offset,
                                    const float* scale)
     : IntegerLayer(geometry, offset, scale, nullptr, Int8Out::uint8) {
@@ -101,13 +102,13 @@ void Int8GroupedLayer::unpack(int8_t* to) const {
 
 void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
                             const Int8Image& out, uint8_t* y) const {
-  constexpr int64_t kMinWorkPerTask = 1 << 17;  // multiply-adds
+  constexpr int64_t kMinWorkPerTask = 1 << 17;  // chosen: multiply-adds
   const IntegerGeometry& g = geometry_;
   const int64_t all = out.images * out.height;
   const int64_t work = all * out.width * g.columns * g.tap_count() * g.group_channels;
   const int64_t tasks = std::max<int64_t>(1, std::min({all, work / kMinWorkPerTask, int64_t{2} * num_threads()}));
   const uint8_t* first = x + (in.padding - g.top) * in.row_step() + (in.padding - g.left) * in.pixel;
-  const auto some = [&](int64_t image, int64_t row, int64_t rows) {
+  const auto compute_rows = [&](int64_t image, int64_t row, int64_t rows) {
     GroupedRows r;
     r.x = first + image * in.image_step() + row * g.taps.stride_h * in.row_step();
     r.row_step = in.row_step();
@@ -132,7 +133,7 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
   const auto work_on = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
       const int64_t image = i / out.height, row = i % out.height, rows = std::min(end - i, out.height - row);
-      some(image, row, rows);
+      compute_rows(image, row, rows);
       i += rows;
     }
   };

@@ -6,10 +6,11 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxTableSize = 1 << 16;  // entries of a lookup table on either side of 0
+constexpr int kMaxTableSize = 1 << 16;  // chosen: entries of a lookup table on either side of 0
 
 bool is_byte(int v) { return v >= 0 && v <= 255; }
 
+// Copies `count` values and appends zeros up to a whole panel.
 template <class T>
 Buffer<T> padded(const T* values, int64_t count) {
   if (values == nullptr) return {};
@@ -71,17 +72,20 @@ Int8Image IntegerGeometry::result(const Int8Image& in, int64_t group) const {
 OwnedUint8Stage::OwnedUint8Stage(const Uint8Stage& stage) : uint8_stage_(stage) {
   const LookupTable& t = stage.table;
   require(is_byte(stage.zero) && is_byte(stage.low) && is_byte(stage.high) && stage.low <= stage.high,
-          "bad output range");
-  require((stage.approximation == Approximation::lookup_table) == (t.bytes != nullptr), "bad table");
+          "zero, low and high of a uint8 result must be between 0 and 255, and low at most high");
+  require((stage.approximation == Approximation::lookup_table) == (t.bytes != nullptr),
+          "an output stage has a lookup table if and only if its approximation is one");
   if (t.bytes == nullptr) return;
-  require(t.first <= t.last && -kMaxTableSize <= t.first && t.last <= kMaxTableSize, "bad table");
+  require(t.first <= t.last && -kMaxTableSize <= t.first && t.last <= kMaxTableSize,
+          "the grid of a lookup table must increase and stay within 2**16 points of 0");
   table_ = Buffer<uint8_t>(static_cast<std::size_t>(t.last - t.first + 1));
   std::copy(t.bytes, t.bytes + table_.size(), table_.data());
   uint8_stage_.table.bytes = table_.data();
 }
 
 void check_stage(const Int16Stage& stage) {
-  require(-kInt16Limit <= stage.low && stage.low <= stage.high && stage.high <= kInt16Limit, "bad output range");
+  require(-kInt16Limit <= stage.low && stage.low <= stage.high && stage.high <= kInt16Limit,
+          "low and high of an int16 result must be within 32767 of 0, and low at most high");
 }
 
 IntegerLayer::IntegerLayer(const IntegerGeometry& geometry, const int32_t* offset, const float* scale,
@@ -94,7 +98,7 @@ IntegerLayer::IntegerLayer(const IntegerGeometry& geometry, const int32_t* offse
   const GroupedTaps& t = geometry_.taps;
   require(t.stride_h >= 1 && t.stride_w >= 1 && t.dilation_h >= 1 && t.dilation_w >= 1 &&
               std::min({geometry_.top, geometry_.left, geometry_.bottom, geometry_.right}) >= 0,
-          "bad stride, dilation or padding");
+          "strides and dilations must be positive and padding must not be negative");
 }
 
 void IntegerLayer::set_uint8_stage(const Uint8Stage& stage) {
@@ -109,7 +113,8 @@ void IntegerLayer::set_int16_stage(const Int16Stage& stage) {
 }
 
 void IntegerLayer::set_residual(float scale, int zero, bool is_int16) {
-  require(is_byte(zero) && (!is_int16 || gives_int16()), "bad residual zero point");
+  require(is_byte(zero) && (!is_int16 || gives_int16()),
+          "the zero point of a residual must be between 0 and 255, and int16 only if the result is");
   residual_scale_ = scale;
   residual_zero_ = zero;
   int16_residual_ = is_int16;
@@ -131,6 +136,7 @@ void IntegerLayer::set_stage(Int8Problem* p) const {
   p->residual_zero = residual_zero_;
 }
 
+// Fills the output and residual of a problem; `skip` is the residual's image.
 void IntegerLayer::set_images(const Int8Image& skip, const void* residual, const Int8Image& out, void* y,
                               Int8Problem* p) const {
   p->images = static_cast<int>(out.images);

@@ -1,8 +1,8 @@
-// What was decided for the shapes a program meets: a table of fixed size, looked up in some ten nanoseconds. Eight
-// places share one hash; their tags lie in one cache line. A new shape takes the place of the one least worth keeping:
-// one that nothing was decided for yet, else the one that was met longest ago; what was pinned stays. So a program
-// whose shapes never repeat neither grows the table nor pushes out what was decided for those that do. The caller
-// serialises access (the bindings hold Python's lock).
+// The tiles that were decided for the shapes that a program meets: a set-associative table of fixed size, looked up in
+// some ten nanoseconds. Eight ways share one set; their tags are in one cache line. A new shape replaces the least
+// valuable entry: one without a decision yet, else the least recently used one; pinned entries stay. So a program whose
+// shapes never repeat neither grows the table nor evicts the decisions for shapes that do. The caller serializes access
+// (the bindings hold the GIL).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace tw {
 template <int kWords, class Tile>
 class ShapeTable {
  public:
-  static constexpr int kWays = 8, kSets = 512;
+  static constexpr int kWays = 8, kSets = 512;  // chosen
 
   struct Key {
     int64_t word[kWords] = {};
@@ -25,14 +25,14 @@ class ShapeTable {
 
   struct Entry {
     Key key;
-    int64_t work = 0;   // multiplications done in this shape while nothing is decided
-    uint64_t used = 0;  // the table's clock when it was last met
+    int64_t work = 0;   // multiplications in this shape before a decision
+    uint64_t used = 0;  // the table's clock at the last use
     State state = State::empty;
     bool pinned = false;
     Tile tile;
   };
 
-  // The entry of a shape, or null.
+  // Returns the entry of a shape, or null.
   Entry* find(const Key& key) {
     const uint64_t hash = hash_of(key);
     const int64_t set = set_of(hash);
@@ -46,11 +46,11 @@ class ShapeTable {
     return nullptr;
   }
 
-  // The same, made where there was none; null where every place it could take is pinned.
+  // Returns the entry of a shape, added if there is none; null if every way of its set is pinned.
   Entry* find_or_make(const Key& key) {
     if (Entry* entry = find(key)) return entry;
     const uint64_t hash = hash_of(key);
-    const int64_t at = least_worth(set_of(hash));
+    const int64_t at = least_valuable(set_of(hash));
     if (entries_[at].pinned) return nullptr;
     if (entries_[at].state == State::empty) ++size_;
     tags_[at] = tag_of(hash);
@@ -73,17 +73,17 @@ class ShapeTable {
     return hash;
   }
   static int64_t set_of(uint64_t hash) { return static_cast<int64_t>(hash % kSets); }
-  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32) | 1u; }  // 0 is an empty place
+  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32) | 1u; }  // 0: empty
 
-  int64_t least_worth(int64_t set) const {
+  int64_t least_valuable(int64_t set) const {
     int64_t least = set * kWays;
     for (int64_t at = least; at < (set + 1) * kWays; ++at) {
-      if (worth(entries_[at]) < worth(entries_[least])) least = at;
+      if (value(entries_[at]) < value(entries_[least])) least = at;
     }
     return least;
   }
-  static uint64_t worth(const Entry& entry) {
-    constexpr uint64_t kDecided = uint64_t{1} << 62, kPinned = uint64_t{1} << 63;  // definition
+  static uint64_t value(const Entry& entry) {
+    constexpr uint64_t kDecided = uint64_t{1} << 62, kPinned = uint64_t{1} << 63;  // definition: bits above every clock
     if (entry.pinned) return kPinned;
     if (entry.state == State::empty) return 0;
     return entry.state == State::counting ? entry.used : entry.used | kDecided;

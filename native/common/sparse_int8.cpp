@@ -8,13 +8,13 @@
 namespace tw {
 
 void PackedSparseInt8::products(const int16_t* x, int64_t batch, int32_t* sums) const {
-  constexpr int64_t kMinWorkPerThread = 400000;
+  constexpr int64_t kMinWorkPerThread = 400000;  // chosen: multiply-adds
   const SparseCells<int8_t> cells = packed_.cells();
   const int64_t blocks = sparse_blocks(rows());
   const int threads = static_cast<int>(std::min<int64_t>(
       {num_threads(), std::max<int64_t>(1, blocks), std::max<int64_t>(1, nonzeros() * batch / kMinWorkPerThread)}));
   // The weights of a few blocks stay in the cache while the batch passes by.
-  constexpr int64_t kBlocksAtATime = 2;
+  constexpr int64_t kBlocksAtATime = 2;  // chosen
   parallel_for(threads, [&](int t) {
     const int64_t end = blocks * (t + 1) / threads;
     for (int64_t block = blocks * t / threads; block < end; block += kBlocksAtATime) {
@@ -45,7 +45,7 @@ void PackedSparseInt8::linear(const float* x, int64_t batch, const float* scale,
     row_scale[static_cast<std::size_t>(b)] = active_sparse_int8().quantize(x + b * columns(), columns(), to);
     std::fill(to + columns(), to + x_step(), int16_t{0});
   }
-  static_assert(sizeof(int32_t) == sizeof(float), "sums and results share their place");
+  static_assert(sizeof(int32_t) == sizeof(float), "sums are stored in the memory of the results");
   products(int16_inputs.data(), batch, reinterpret_cast<int32_t*>(y));
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t row = 0; row < rows(); ++row) {

@@ -1,4 +1,4 @@
-// Packs a matrix into the cells of native/kernels/sparse.h, whatever type its weights have, and finds them again.
+// Packs a matrix into the cells of native/kernels/sparse.h, for any type of weights, and unpacks it again.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ Buffer<T> to_buffer(const std::vector<T>& values) {
   return buffer;
 }
 
-// Step: slots that a kernel takes at once. A band has a multiple of them, and those of a lane lie side by side. Band:
-// rows that have their slots in common. Columns: of a cell.
+// Step: slots that a kernel processes at once; the slots of a band are a multiple of it, and those of a lane are
+// adjacent. Band: rows padded to equal length. Columns: columns of a cell.
 template <class T, int Step, int Band = kBand, int Columns = kCellColumns>
 class PackedCells {
  public:
   PackedCells(const T* dense, int64_t rows, int64_t columns)
       : rows_(rows), columns_(columns), padded_columns_(sparse_padded(columns, Columns)) {
-    Building out;
+    CellArrays out;
     for (int64_t row = 0; row < rows; row += kBlockRows) {
       for (int64_t column = 0; column < padded_columns_; column += Columns) pack_cell(dense, row, column, &out);
     }
@@ -75,7 +75,7 @@ class PackedCells {
   }
 
  private:
-  struct Building {
+  struct CellArrays {
     std::vector<T> value;
     std::vector<uint8_t> index, row_at, lane_of, length;
     std::vector<int64_t> start;
@@ -87,7 +87,7 @@ class PackedCells {
   };
 
   static int slots_for(int length) { return (length + Step - 1) / Step * Step; }
-  // Where the weight of a lane's slot lies, counted from the band's first.
+  // The offset of the weight of a lane's slot, from the band's first weight.
   static std::size_t slot_offset(int slot, int lane) {
     return static_cast<std::size_t>((slot / Step * Band + lane) * Step + slot % Step);
   }
@@ -106,7 +106,8 @@ class PackedCells {
     }
   }
 
-  void pack_cell(const T* dense, int64_t row0, int64_t column0, Building* out) {
+  // Packs one cell: sorts its rows by their number of weights, then packs band after band.
+  void pack_cell(const T* dense, int64_t row0, int64_t column0, CellArrays* out) {
     Row row[kBlockRows];
     read_cell(dense, row0, column0, row);
     uint8_t order[kBlockRows], lane_of[kBlockRows];
@@ -122,8 +123,9 @@ class PackedCells {
     for (int lane = 0; lane < kBlockRows; lane += Band) pack_band(row, order + lane, out);
   }
 
-  // Padding is a weight of zero on the lane's last column, so that it asks for no input that the row does not need.
-  static void pack_band(const Row* row, const uint8_t* order, Building* out) {
+  // Packs one band. Padding is a weight of zero on the lane's last column, so that it reads no input that the row does
+  // not need anyway.
+  static void pack_band(const Row* row, const uint8_t* order, CellArrays* out) {
     const std::size_t first = out->value.size();
     const int slots = slots_for(row[order[0]].count);
     out->value.resize(first + static_cast<std::size_t>(slots * Band), T{0});

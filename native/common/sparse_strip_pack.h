@@ -13,7 +13,7 @@ namespace tw {
 class PackedStrips {
  public:
   PackedStrips(const float* dense, int64_t rows, int64_t columns) : rows_(rows) {
-    Building out;
+    StripArrays out;
     for (int64_t row = 0; row < rows; row += kStripRows) {
       pack_group(dense + row * columns, std::min<int64_t>(kStripRows, rows - row), columns, &out);
     }
@@ -44,7 +44,7 @@ class PackedStrips {
   }
 
  private:
-  struct Building {
+  struct StripArrays {
     std::vector<float> value;
     std::vector<uint16_t> index;
     std::vector<uint32_t> strip, count;
@@ -57,7 +57,7 @@ class PackedStrips {
     float value[kStripSlots][kStripRows] = {};
   };
 
-  // The weights of a group in a strip: an entry, or two where a row has more than an entry holds.
+  // Reads the weights of a group in a strip: one entry, or two if a row has more than an entry holds.
   static void read_strip(const float* rows, int64_t count, int64_t columns, int64_t strip,
                          std::vector<Entry>* entries) {
     constexpr int kEntries = (kStripColumns + kStripSlots - 1) / kStripSlots;
@@ -81,7 +81,8 @@ class PackedStrips {
     }
   }
 
-  static void pack_group(const float* rows, int64_t count, int64_t columns, Building* out) {
+  // Packs one group: its entries are sorted by their number of slots.
+  static void pack_group(const float* rows, int64_t count, int64_t columns, StripArrays* out) {
     std::vector<Entry> entries;
     for (int64_t strip = 0; strip < columns; strip += kStripColumns) read_strip(rows, count, columns, strip, &entries);
     std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.slots < b.slots; });

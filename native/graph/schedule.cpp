@@ -12,6 +12,7 @@ namespace tw {
 
 class ScheduleBuilder {
  public:
+  // Fills `schedule` for inputs of these sizes. Inputs and outputs of the graph are stored in the caller's memory.
   ScheduleBuilder(const Graph& graph, const std::vector<TensorDesc>& inputs, Graph::Schedule& schedule)
       : graph_(graph), nodes_(graph.nodes_), s_(schedule), values_(graph.values()) {
     s_.descs.resize(values_);
@@ -30,6 +31,7 @@ class ScheduleBuilder {
     }
   }
 
+  // Fills the schedule: shapes, aliases, tile groups, lifetimes, stages, allocations; then the chunk of each stage.
   void build() {
     infer_shapes();
     aliases_ = analyze_aliases(nodes_, external_, s_.descs);
@@ -59,12 +61,13 @@ class ScheduleBuilder {
     }
   }
 
-  bool is_inside_group(std::size_t node) const {  // its result is never stored whole
+  // A node inside a tile group, but not its last one: its result is only stored in a line buffer.
+  bool is_inside_group(std::size_t node) const {
     return s_.group_of[node] >= 0 && s_.groups[s_.group_of[node]].last != node;
   }
 
-  // Consecutive integer operators with an intermediate value that is too large for the second-level cache, and weights
-  // that are small enough to be read again for every tile.
+  // Groups consecutive integer operators between which there is a value larger than half the second-level cache, and
+  // whose weights are small enough to be read again for every tile.
   void find_tile_groups() {
     const int64_t cache = cache_sizes().l2;
     std::vector<int> readers(values_, 0), set_size(values_, 0);
@@ -72,7 +75,7 @@ class ScheduleBuilder {
       for (int value : node.inputs) ++readers[value];
     }
     for (std::size_t v = 0; v < values_; ++v) ++set_size[aliases_.root(static_cast<int>(v))];
-    const auto tiles = [&](std::size_t i) {
+    const auto can_tile = [&](std::size_t i) {
       const TensorDesc& out = s_.descs[nodes_[i].output];
       const bool images = out.is_integer() && !out.rows && s_.descs[nodes_[i].inputs[0]].is_integer();
       return images && !aliases_.is_alias[i] && nodes_[i].op->receptive_field().rows > 0 &&
@@ -80,13 +83,13 @@ class ScheduleBuilder {
     };
     const auto continues = [&](std::size_t i) {  // the next node belongs to the group of this one
       const int value = nodes_[i].output;
-      if (i + 1 >= nodes_.size() || !tiles(i + 1) || nodes_[i + 1].inputs[0] != value) return false;
+      if (i + 1 >= nodes_.size() || !can_tile(i + 1) || nodes_[i + 1].inputs[0] != value) return false;
       const bool private_buffer = readers[value] == 1 && set_size[value] == 1 && aliases_.parent[value] < 0;
       return private_buffer && !external_[value] && s_.descs[value].storage() > cache / 2;
     };
     s_.group_of.assign(nodes_.size(), -1);
     for (std::size_t first = 0; first < nodes_.size(); ++first) {
-      if (!tiles(first) || !continues(first)) continue;
+      if (!can_tile(first) || !continues(first)) continue;
       std::size_t last = first + 1;
       while (continues(last)) ++last;
       std::vector<TiledOp> ops;
@@ -104,6 +107,7 @@ class ScheduleBuilder {
     }
   }
 
+  // Liveness: the last node that reads each buffer. A node in a tile group reads until the whole group has run.
   void find_last_uses() {
     last_use_.resize(values_, 0);
     first_node_.resize(values_, 0);
@@ -114,8 +118,8 @@ class ScheduleBuilder {
     }
   }
 
-  // An estimate of the bytes of one element in nodes [first, last): two values without padding, and one of each kind
-  // with padding.
+  // Estimates the bytes that one element needs in nodes [first, last): the largest value without padding twice (input
+  // and result), and one buffer per kind of padded value.
   int64_t element_bytes(std::size_t first, std::size_t last) const {
     int64_t largest = 0, padded = 0;
     std::vector<const TensorDesc*> kinds;
@@ -132,9 +136,9 @@ class ScheduleBuilder {
     return 2 * largest + padded;
   }
 
-  // Chooses the node where the second stage begins. The cost of a split is the bytes that an element reads: its share
-  // of the weights of both stages, and twice the value between them. Only a split with one buffer in between is
-  // possible.
+  // Chooses the node where the second stage begins. The cost of a split is the bytes read per element: the weights of
+  // each stage divided by its chunk, plus writing and reading the value between the stages. A split is possible only
+  // where exactly one buffer is passed on.
   void split_stages() {
     s_.stages[0].last = s_.stages[1].first = s_.stages[1].last = nodes_.size();
     if (graph_.fixed_batch_) return;
@@ -159,8 +163,8 @@ class ScheduleBuilder {
     }
   }
 
-  // The root of the one buffer that the nodes from `split` on read and earlier nodes wrote; -1: there is not exactly
-  // one, or another buffer has values of both stages, whose arenas are separate.
+  // Returns the root of the one buffer written before node `split` and read from there on. Returns -1 if there is not
+  // exactly one, or if an alias set has values of both stages: their arenas are separate.
   int only_buffer_between(std::size_t split) const {
     const auto in_first_stage = [&](int value) { return external_input(value) || first_node_[value] < split; };
     std::vector<int> stage_buffers;
@@ -183,6 +187,8 @@ class ScheduleBuilder {
 
   bool external_input(int value) const { return external_[value] && s_.allocations[value].memory == Memory::input; }
 
+  // Gives every value its place: an offset into the caller's memory or a buffer. Buffers without padding then get
+  // offsets by lifetime, one arena layout per stage.
   void allocate() {
     std::vector<bool> done = external_;  // per root
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -208,10 +214,12 @@ class ScheduleBuilder {
     }
   }
 
+  // Whether a buffer of this stage has no padding, so that its memory may be shared by lifetime.
   bool is_pooled(std::size_t b, int stage) const {
     return s_.buffers[b].stage == stage && s_.buffers[b].desc.padding == 0;
   }
 
+  // Lists the inputs of a concatenation that alias analysis could not store in its result.
   void find_copies(std::size_t node) {
     int64_t channel = 0;
     for (std::size_t i = 0; i < nodes_[node].inputs.size(); ++i) {
@@ -222,7 +230,7 @@ class ScheduleBuilder {
     }
   }
 
-  // The buffer, new or reused, of an alias set whose first value node `i` computes.
+  // Returns the number of a buffer, new or reused, for the alias set whose first value node `i` computes.
   int buffer_for(std::size_t i, int root) {
     const TensorDesc& desc = s_.descs[root];
     const std::size_t last = std::max(i, last_use_[root]);
@@ -244,8 +252,9 @@ class ScheduleBuilder {
     return static_cast<int>(s_.buffers.size()) - 1;
   }
 
-  // A padded buffer is reused by values with the same padding, which was written once. An operator that runs in place
-  // takes the buffer of its first input, if nothing else is stored there or reads it later.
+  // Returns a buffer that can be reused, or -1. Padded values reuse an idle buffer with identical padding, which was
+  // written once. An operator that can run in place takes the buffer of its first input, if nothing else is stored
+  // there or reads it later.
   int reused_buffer(std::size_t i, int root, int stage) const {
     const TensorDesc& desc = s_.descs[root];
     if (stage == Graph::Schedule::kWholeBatch) return -1;
@@ -276,8 +285,9 @@ class ScheduleBuilder {
   std::vector<Lifetime> lifetimes_;                 // per buffer
 };
 
+// Looks for a schedule for these sizes, the most recently used first, and builds one if there is none.
 std::shared_ptr<Graph::Schedule> Graph::schedule(const std::vector<TensorDesc>& inputs) {
-  constexpr std::size_t kMaxSchedules = 4;  // for later runs; arbitrary
+  constexpr std::size_t kMaxSchedules = 4;  // chosen: kept for later runs; arbitrary
   const auto same_size = [](const TensorDesc& a, const TensorDesc& b) {
     return a.same_pixels(b) && a.channels == b.channels;
   };
@@ -304,18 +314,19 @@ std::shared_ptr<Graph::Schedule> Graph::schedule() {
   return schedule(inputs);
 }
 
+// Returns a free arena that holds these chunks, or a new one with its padding written.
 Graph::Schedule::Arena Graph::Schedule::take_arena(const int64_t (&elements)[2], int64_t threads) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     while (!free_arenas_.empty()) {
       Arena arena = std::move(free_arenas_.back());
       free_arenas_.pop_back();
-      if (arena.holds(elements, threads)) return arena;  // a smaller one is freed, and a larger one replaces it
+      if (arena.holds(elements, threads)) return arena;  // one that is too small is freed here
     }
   }
   const int64_t bytes = line_buffers_at(elements) + line_buffer_bytes * threads;
   Arena arena{{elements[0], elements[1]}, threads, Buffer<uint8_t>(bytes)};
-  // Vectors may read past a pixel's last channel: there must be a finite number.
+  // Vector loads may read past a pixel's last channel, and must find finite numbers there.
   std::memset(arena.bytes.data(), 0, static_cast<std::size_t>(bytes));
   for (const BufferRecord& b : buffers) {
     if (b.desc.padding > 0 && b.stage != kWholeBatch)
@@ -324,6 +335,7 @@ Graph::Schedule::Arena Graph::Schedule::take_arena(const int64_t (&elements)[2],
   return arena;
 }
 
+// Returns memory for the value that is passed from the first stage to the second, for the whole batch.
 Buffer<uint8_t> Graph::Schedule::take_batch_memory(int64_t batch) {
   if (whole_batch_bytes == 0) return {};
   const int64_t bytes = whole_batch_bytes * batch + kOverread;

@@ -22,20 +22,20 @@ RowRange rows_needed(const Op& op, const RowRange& results) {
 
 int64_t row_bytes(const TensorDesc& desc) { return desc.image(1).row_step(); }
 
-// A sliding window of rows of an intermediate value, padding included. Rows of the padding have negative numbers, or
-// numbers from the image's height on. Before the first row is room for the padding, because an operator counts from the
-// padding of its image wherever the rows are that it reads.
+// A sliding window of rows of an intermediate value. Rows of the padding are numbered below 0 and from the image's
+// height on. Room for the top padding precedes the first row: an operator expects its input to start with the padding,
+// whichever rows of the image the window holds.
 struct LineBuffer {
   char* memory = nullptr;
   const TensorDesc* desc = nullptr;
-  RowRange present, wanted;
+  RowRange present, wanted;  // rows in memory; rows that the next operator reads
   bool is_started = false;
 
   char* row(int64_t index) const { return memory + (desc->padding + index - present.first) * row_bytes(*desc); }
-  // The address of a whole image of which row `index` would be the first.
+  // The address that a whole image would have if row `index` were its first.
   char* image_at(int64_t index) const { return row(index) - desc->padding * row_bytes(*desc); }
 
-  // Moves the window to these rows and discards the rows before them.
+  // Moves the window to `rows`; rows that stay in it are moved to the front of the memory.
   void slide(const RowRange& rows) {
     wanted = rows;
     if (rows.count() == 0) return;
@@ -47,12 +47,13 @@ struct LineBuffer {
     present = remaining;
   }
 
-  // The rows inside the image that have to be computed.
+  // The wanted rows inside the image that are not in memory yet.
   RowRange missing() const {
     if (wanted.count() == 0) return {};
     return {std::max<int64_t>({present.last, wanted.first, 0}), std::min(wanted.last, desc->height)};
   }
 
+  // Writes the zero point into the wanted rows above and below the image.
   void fill_missing_padding() const {
     for (int64_t r = std::max(present.last, wanted.first); r < wanted.last; ++r) {
       if (r < 0 || r >= desc->height) std::memset(row(r), desc->zero_point, row_bytes(*desc));
@@ -60,6 +61,7 @@ struct LineBuffer {
   }
 };
 
+// Returns the bytes of each line buffer if `rows` rows of the last result are computed at a time.
 std::vector<int64_t> line_buffer_bytes(const std::vector<TiledOp>& ops, int64_t rows) {
   std::vector<int64_t> bytes(ops.size() - 1);
   for (std::size_t i = ops.size() - 1; i-- > 0;) {
@@ -77,9 +79,9 @@ int64_t total(const std::vector<int64_t>& numbers) {
 
 // Computes some rows of a result by presenting them to the operator as an image of that height.
 void run_rows(const TiledOp& tiled, const RowRange& rows, char* in, char* out) {
-  TensorDesc some = *tiled.out;
-  some.height = rows.count();
-  OpCall call{1, {{tiled.in, in}, tiled.second}, {&some, out}};
+  TensorDesc strip = *tiled.out;
+  strip.height = rows.count();
+  OpCall call{1, {{tiled.in, in}, tiled.second}, {&strip, out}};
   if (tiled.second.desc != nullptr) call.in[1].data = tiled.second.bytes() + rows.first * row_bytes(*tiled.second.desc);
   tiled.op->run(call);
 }
@@ -113,13 +115,13 @@ void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, cha
   const TiledOp& end = ops.back();
   for (RowRange results{first, 0}; results.first < last; results.first += group.rows) {
     results.last = std::min(results.first + group.rows, last);
-    // Backwards: the rows of each intermediate value that the next operator needs.
+    // Backwards: which rows of each intermediate value does the next operator need?
     RowRange required = rows_needed(*end.op, results);
     for (std::size_t i = lines.size(); i-- > 0;) {
       lines[i].slide(required);
       required = rows_needed(*ops[i].op, lines[i].missing());
     }
-    // Forwards: compute those that are not there yet.
+    // Forwards: compute the rows that are missing, from the first operator to the last.
     for (std::size_t i = 0; i < lines.size(); ++i) {
       LineBuffer& line = lines[i];
       if (line.wanted.count() == 0) continue;

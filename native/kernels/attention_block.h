@@ -1,5 +1,5 @@
-// What attention's forward and backward share: a block of scores, masked, and small matrix products through the same
-// register-tiled micro-kernel as matmul. Kernel files only.
+// Shared by the forward and backward pass of attention: a block of scores, its mask, and small matrix products by the
+// micro-kernel of matrix multiplication. For kernel files only.
 #pragma once
 
 #include "kernels/attention.h"
@@ -11,21 +11,23 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// A block of scores (16 KiB), of transposed keys and of queries stay in the first two cache levels together.
-constexpr int kQueryBlock = 64;
-constexpr int kKeyBlock = 64;
+// Queries and keys of a block: the scores (16 KiB), the transposed keys and the queries together stay in the first two
+// cache levels.
+constexpr int kQueryBlock = 64;  // chosen
+constexpr int kKeyBlock = kQueryBlock;
 
-constexpr int kTileVectors = 2;  // definition
+constexpr int kTileVectors = 2;  // definition: vectors of the register tile
 constexpr int kTileRows = kMaxRows[kTileVectors];
 
-struct Factor {  // an operand read element by element: element (i, p) at data[i * row + p * column]
+// An operand read element by element: element (i, p) is data[i * row + p * column].
+struct Factor {
   const float* data;
   int64_t row, column;
 };
 
 const MicroTable kMicro = TW_MICRO_TABLE(kAnyLanes, false);
 
-// c (m, n) (+)= a (m, k) * b (k, n), in tiles of equal height.
+// c (m, n) (+)= a (m, k) * b (k, n), in tiles of about equal height.
 void multiply(int64_t m, int64_t n, int64_t k, Factor a, StridedRows b, RowsOut c, bool accumulate) {
   const int64_t strips = (m + kTileRows - 1) / kTileRows;
   constexpr int64_t kWidth = kTileVectors * kLanes;
@@ -43,13 +45,13 @@ void multiply(int64_t m, int64_t n, int64_t k, Factor a, StridedRows b, RowsOut 
   }
 }
 
-// Keys (or values) of one block as [dim][step], so that the products above run along keys.
+// Copies the keys (or values) of one block to [dim][step], so that products with queries run along keys.
 TW_INLINE void transpose_rows(StridedRows rows, int64_t first, int64_t count, int64_t dim, int step, float* out) {
   const Strip strip = {rows.data + first * rows.stride, 1, rows.stride, dim, static_cast<int>(count), step};
   pack_along_k(strip, out);
 }
 
-// Contiguous copies of rows, times a factor.
+// Copies rows to contiguous memory and multiplies them by a factor.
 TW_INLINE void copy_scaled(StridedRows rows, int64_t first, int64_t count, int64_t dim, float factor, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* from = rows.data + (first + i) * rows.stride;
@@ -65,12 +67,13 @@ TW_INLINE int64_t visible_keys(const AttentionHead& head, int64_t t) {
   return n < 0 ? 0 : n < head.keys ? n : head.keys;
 }
 
-// The first key that query t sees.
+// Returns the first key that query t sees.
 TW_INLINE int64_t first_key(const AttentionHead& head, int64_t t) {
   const int64_t first = head.window > 0 ? visible_keys(head, t) - head.window : 0;
   return first > 0 ? first : 0;
 }
 
+// Applies the given mask to the scores of query t with keys [j0, j0 + count).
 TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, int64_t count, float* scores) {
   const int64_t at = t * head.mask_row + j0 * head.mask_column;
   if (head.mask_kind == MaskKind::additive) {
@@ -84,7 +87,8 @@ TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, 
   }
 }
 
-// -inf where queries first ... may not see keys j0 ...; rows of `scores` are `step` floats apart.
+// Applies all masks to the scores of queries [first, first + queries) with keys [j0, j0 + count): -inf where a query
+// may not see a key. Rows of `scores` are `step` floats apart.
 void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, int64_t step,
                  float* scores) {
   for (int64_t i = 0; i < queries; ++i) {

@@ -1,8 +1,8 @@
-// Per block of 32 values and 16 columns there are 8 groups of four values. With VNNI a group is one dot instruction
-// (codes are its unsigned operand, a row's int8 its signed one). With AVX2 it is one vpmaddubsw, whose pairs of
-// products are added in 16 bits as long as nothing can saturate: 8 groups of 4-bit codes (8 * 2 * 15 * 127 = 30480),
-// two of 5 or 6 bits. Codes of 8 bits are multiplied as |code| * (sign(code) x), whose pairs just fit (2 * 128 * 127 =
-// 32512).
+// The kernels of block_dot.h. A block of 32 values and 16 columns has 8 groups of four values. With VNNI a group is one
+// dot-product instruction, whose unsigned operand is the codes and whose signed operand is a row's int8. With AVX2 it
+// is one vpmaddubsw, whose pairs of products are added in 16 bits as long as nothing can saturate: 8 groups of 4-bit
+// codes (8 * 2 * 15 * 127 = 30480), two groups of 5 or 6 bits. Codes of 8 bits are multiplied as |code| * (sign(code)
+// x), whose pairs just fit (2 * 128 * 127 = 32512).
 //
 // This file is compiled with -ffp-contract=off: see block_dot.h.
 #include "kernels/block_dot.h"
@@ -19,18 +19,19 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kVectors = kBlockPanel / kLanes;           // of a panel
-constexpr int kSteps = 4;                                // pairs of groups in a block: values 4 g ... and 16 + 4 g ...
-constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition
+constexpr int kVectors = kBlockPanel / kLanes;           // vectors of a panel
+constexpr int kSteps = kBlock / 8;                       // pairs of groups of a block: values 4 g ... and 16 + 4 g ...
+constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition: FLT_MAX
 
 // --- rows of floats to int8 ---
 
+// Returns 127 / top; 0 if that overflows, so that values this small become zeros.
 TW_INLINE float block_inverse(float top) {
   const float inverse = 127.0f / top;
-  return top > 0.0f && inverse <= kLargestFloat ? inverse : 0.0f;  // numbers this small count as zeros
+  return top > 0.0f && inverse <= kLargestFloat ? inverse : 0.0f;
 }
 
-// Lanes moved down by `By`, around the end.
+// Rotates the lanes down by `By`.
 template <int By>
 TW_INLINE vi moved_down(vi v) {
   vi index = {};
@@ -56,7 +57,7 @@ TW_INLINE float max_of(vf v) {
 // Quantizes one block, returns its scale, and stores the sums of its two halves in `sums`.
 TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&sums)[2]) {
   constexpr int kParts = kBlock / kLanes;
-  vf part[kParts], most = {};  // a NaN is passed over here and becomes 0
+  vf part[kParts], most = {};  // a NaN becomes 0
   for (int v = 0; v < kParts; ++v) {
     const int remaining = n - v * kLanes, lanes = remaining < 0 ? 0 : remaining < kLanes ? remaining : kLanes;
     part[v] = lanes == kLanes ? load(x + v * kLanes) : load_first(x + (lanes > 0 ? v * kLanes : 0), lanes);
@@ -76,6 +77,7 @@ TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&
   return top / 127.0f;
 }
 
+// Quantizes a row block by block, with the sums that a format needs.
 void quantize(const float* x, int64_t n, int64_t blocks, int sums, int32_t factor, int8_t* values, float* scale,
               int32_t* offset, float* total) {
   for (int64_t b = 0; b < blocks; ++b) {
@@ -95,6 +97,7 @@ void quantize(const float* x, int64_t n, int64_t blocks, int sums, int32_t facto
 
 // --- weights of the file to a panel ---
 
+// Packs one panel of format kF. Returns false if a scale is NaN or infinite.
 template <int kF>
 bool pack(const uint8_t* data, int64_t row_bytes, int columns, int64_t blocks, uint8_t* panel) {
   constexpr BlockPacking F = kBlockPacking[kF];
@@ -124,6 +127,7 @@ typedef __m512i Sums;
 
 TW_INLINE Codes load_run(const uint8_t* p) { return _mm512_loadu_si512(p); }
 
+// Adds the bits above four to the codes of a group; second: of the group 16 values further.
 template <int kStep, int kBits>
 TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
   // Bit g of a plane's byte belongs to group g (5 bits); bits 2 g and 2 g + 1 to group g of each plane (6 bits).
@@ -134,6 +138,7 @@ TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
   return _mm512_ternarylogic_epi32(low, shifted, mask, 0xf8);  // low | (shifted & mask)
 }
 
+// Loads the codes of values 4 kStep ... (low) and 16 + 4 kStep ... (high) as bytes. kLookup: IQ4_NL values plus 128.
 template <int kStep, int kBits, bool kLookup>
 TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   if constexpr (kBits == 8) {
@@ -158,6 +163,7 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
 
 TW_INLINE Sums first_sums(int32_t offset) { return _mm512_set1_epi32(offset); }
 
+// Adds the products of two groups of codes with values x[0 ... 3] and x[16 ... 19] of a row.
 template <int kF>
 TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const int8_t* x) {
   // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
@@ -182,7 +188,7 @@ TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) {
 }
 #elif defined(__AVX2__)
 typedef __m256i Codes;
-typedef __m256i Sums;  // of 4-bit codes 16-bit numbers, two a column; else 32-bit numbers
+typedef __m256i Sums;  // 4-bit codes: 16-bit numbers, two per column; others: 32-bit numbers
 
 TW_INLINE Codes load_run(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
@@ -194,7 +200,7 @@ TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
   return _mm256_or_si256(low, _mm256_and_si256(shifted, _mm256_set1_epi8(kBits == 5 ? 0x10 : 0x30)));
 }
 
-// Codes of 8 bits come out signed.
+// As with AVX-512, but codes of 8 bits become signed.
 template <int kStep, int kBits, bool kLookup>
 TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   if constexpr (kBits == 8) {
@@ -307,8 +313,8 @@ TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) {
 
 // --- scales of one vector of columns ---
 
-// Header of a unit: float16 scales of its blocks, then their minimums; or the shared float16 scale and minimum, then
-// one byte (two for halves) per block and column.
+// The header of a unit: the float16 scales of its blocks, then their minimums; or the shared float16 scale and minimum,
+// then one byte (two for halves) per block and column.
 template <int kF>
 struct UnitScales {
   static constexpr BlockPacking F = kBlockPacking[kF];
@@ -336,7 +342,7 @@ struct UnitScales {
   }
 };
 
-// R rows by V vectors of columns, from column `column` of a panel on.
+// A register tile of R rows by V vectors of columns.
 template <int kF, int R, int V, bool kUnpacked = false>
 struct Tile {
   static constexpr BlockPacking F = kBlockPacking[kF];
@@ -346,10 +352,10 @@ struct Tile {
   const float* total;
   const int32_t* offset;
   int64_t panel_bytes;
-  const uint8_t* unpacked = nullptr;  // if kUnpacked: the codes of the panels as one byte each, 8 runs a block
+  const uint8_t* unpacked = nullptr;  // if kUnpacked: the panels' codes as one byte each, 8 runs per block
   vf acc[R][V] = {};
 
-  // With 16 lanes a vector is a panel, else a part of one: its bytes in a unit's run, and its first column there.
+  // With 16 lanes a vector is a panel, else part of one. Returns its bytes in a unit's run, and its first column.
   TW_INLINE const uint8_t* vector_at(const uint8_t* p, int v) const {
     return kVectors == 1 ? p + v * panel_bytes : p + v * kLanes * 4;
   }
@@ -367,6 +373,7 @@ struct Tile {
     return F.minimum() ? 0 : offset[(r * p.blocks + b) * F.sums() + half];
   }
 
+  // Adds the products of one pair of groups of block b.
   template <int kStep>
   TW_INLINE void step(const uint8_t* codes, int64_t b, Sums (&sums)[R][V][F.sums()]) {
     if (R == 1) fetch_ahead(codes + kStep * kBlockRun);
@@ -395,7 +402,7 @@ struct Tile {
     }
   }
 
-  // The scaled sums of block b, the unit's block `at`.
+  // Scales the integer sums of block b, number `at` of its unit, and adds them to the accumulators.
   TW_INLINE void add_block(const UnitScales<kF> (&scales)[V], int at, int column, int64_t b,
                            const Sums (&sums)[R][V][F.sums()]) {
 #pragma GCC unroll 4
@@ -418,6 +425,7 @@ struct Tile {
     }
   }
 
+  // Adds all blocks of a unit, whose first block is number `first` of the row.
   TW_INLINE void add_unit(const uint8_t* unit, int column, int64_t first) {
     UnitScales<kF> scales[V];
     for (int v = 0; v < V; ++v) {
@@ -444,6 +452,7 @@ struct Tile {
     }
   }
 
+  // Stores the tile at columns from `first` on, times the columns' scales.
   TW_INLINE void store_columns(int64_t row, int64_t first) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
@@ -496,7 +505,7 @@ TW_INLINE void unpack_step(const uint8_t* codes, uint8_t* to) {
   _mm512_storeu_si512(to + (2 * kStep + 1) * kBlockRun, high);
 }
 
-// The codes of a panel as one byte each, in the order of 8-bit codes.
+// Unpacks the codes of a panel to one byte each, in the order of 8-bit codes.
 template <int kF>
 void unpack_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
   constexpr BlockPacking F = kBlockPacking[kF];
@@ -514,16 +523,17 @@ void unpack_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
 }
 #endif
 
-// A strip of rows stays in the cache while all panels go by.
+// Multiplies a strip of rows, which stays in the cache, by all panels, then the next strip.
 template <int kF>
 void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
-  constexpr int64_t kStrip = 256;
+  constexpr int64_t kStrip = 256;  // chosen: rows
   for (int64_t strip = first; strip < last; strip += kStrip) {
     const int64_t end = last - strip < kStrip ? last : strip + kStrip;
     int64_t panel = first_panel;
 #if defined(__AVX512F__)
-    constexpr int kTwo = 4;  // rows of a tile of two panels; as few rows in all wait for one stream of weights
-    // Codes with planes are put together once for a strip of rows; two panels of them fit into the second-level cache.
+    constexpr int kTwo =
+        4;  // definition: rows of a tile of two panels; fewer than two tiles read one stream of weights
+    // Codes with planes are unpacked once for a strip of rows; two panels of them fit the second-level cache.
     constexpr bool kPlanes = kBlockPacking[kF].plane_runs() > 0;
     uint8_t* unpacked = nullptr;
     if (kPlanes && end - strip >= 8 * kTwo) {

@@ -1,12 +1,11 @@
-// Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and
-// one kind of tile:
-//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144; or F(2x2,
-//   3x3), 16
-//             for 4 where it needs 36
-//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels. Groups
-//   so
-//             narrow that several share a vector, depthwise ones above all, have a loop of their own (conv_grouped.h)
-// Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
+// Two-dimensional convolution, NCHW in and out, NHWC inside. Two algorithms share shape, epilogue and tile:
+//   winograd: 3x3, stride 1. F(4x4, 3x3) needs 36 multiplications for 16 outputs, where the definition needs 144;
+//   F(2x2,
+// 3x3) needs 16 for 4 outputs instead of 36 (Lavin and Gray 2016).
+//   direct: any shape, as implicit GEMM over an NHWC copy of a band of rows; lanes are output channels. Groups so
+//   narrow
+// that several share a vector, above all depthwise ones, have their own loop (conv_grouped.h).
+// Weights are given as a strided view, so that the gradient of the input is the same convolution with flipped weights.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ struct ConvShape {
   int64_t n, c, h, w;  // input
   int64_t o, kh, kw;   // weights (o, c / groups, kh, kw)
   int64_t sh, sw;      // stride
-  int64_t ph, pw;  // zero padding before the first row and column; after the last, as many zeros as oh and ow require
+  int64_t ph, pw;      // zero padding before the first row and column; after the last, oh and ow determine it
   int64_t groups;
   int64_t oh, ow;          // output
   int64_t dh = 1, dw = 1;  // dilation: input rows and columns from one tap to the next
@@ -40,7 +39,7 @@ struct ConvActivation {
   enum Kind { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, gelu_tanh, leaky_relu };
 
   Kind kind;
-  float slope;  // slope of leaky_relu below zero
+  float slope;  // of leaky_relu below zero
 
   constexpr ConvActivation(Kind kind = none, float slope = 0.0f) : kind(kind), slope(slope) {}
   constexpr operator Kind() const { return kind; }
@@ -49,51 +48,51 @@ struct ConvActivation {
 // y = activation(conv + bias + residual), each part optional.
 struct ConvEpilogue {
   const float* bias;      // (o) or null
-  const float* residual;  // as y, or null
+  const float* residual;  // shape of y, or null
   ConvActivation activation;
 };
 
-// Destination of the outputs: y itself (step 1), or every `step`-th row and column of a larger plane. The gradient of a
-// strided convolution is assembled from stride-1 convolutions this way.
+// Where outputs are written: to y itself (step 1), or to every `step`-th row and column of a larger plane. The gradient
+// of a strided convolution is assembled from stride-1 convolutions this way.
 struct OutputGrid {
   int64_t plane_h, plane_w;
   int64_t y0, x0, step_y, step_x;
 };
 
-// Memory layout of images: planes (pitch 0), or NHWC with `pitch` floats per pixel. An NHWC vector may read up to one
-// vector past a pixel's last channel (the plan's buffers reserve space for it) and never writes there.
+// Memory layout of images: planes (pitch 0), or NHWC with `pitch` floats per pixel. A vector of an NHWC image may read
+// up to one vector past a pixel's last channel (a graph's buffers reserve space for it) and never writes there.
 struct ConvLayout {
   int64_t x_pitch = 0, y_pitch = 0, residual_pitch = 0;
 };
 
 // Loop blocking. The unit of `mr` and `block` is an output pixel (direct) or a Winograd tile.
 struct ConvTile {
-  int64_t mr;        // register tile: units ...
-  int64_t vectors;   // ... by vectors of output channels
+  int64_t mr;        // register tile: units
+  int64_t vectors;   // register tile: vectors of output channels
   int64_t block;     // units that a task takes through all stages, in whole rows (at least one)
-  int64_t channels;  // vectors of output channels multiplied before they are written back to NCHW
-  int64_t split;     // tasks that share the output channels of a block, each preparing the input for itself
+  int64_t channels;  // vectors of output channels that are computed before they are converted to NCHW
+  int64_t split;     // tasks that share the output channels of a block; each prepares the input again
 };
 
 struct ConvLimits {
   int64_t lanes, max_rows, max_vectors;  // floats in a vector; the largest register tile
 };
 
-// Largest magnitude that the Winograd transforms accept: products, sums over channels and the gain of the transforms
-// stay far from overflow. NaN and infinity exceed it, so that they reach the direct kernel and propagate as they
-// should.
-constexpr float kWinogradLimit = 1.0e15f;  // definition
+// The largest magnitude that the Winograd transforms accept: products, sums over channels and the gain of the
+// transforms then stay far from overflow. NaN and infinity exceed it, so they reach the direct kernel, which propagates
+// them.
+constexpr float kWinogradLimit = 1.0e15f;  // chosen
 
 struct WinogradKernels {
-  int64_t tile, positions, input_cost,
-      output_cost;  // outputs a side; products; vector instructions of a tile's transforms
+  int64_t tile, positions;          // outputs per side; multiplications per tile
+  int64_t input_cost, output_cost;  // vector instructions of a tile's transforms
   int64_t (*packed_floats)(const ConvShape& s);
   bool (*pack)(const ConvShape& s, const WeightView& w, float* packed);  // false: a weight is above the limit
-  void (*unpack)(const ConvShape& s, const float* packed,
-                 float* raw);  // the filters (o, c of a group, 3, 3), up to rounding
+  // Recovers the filters (o, c of a group, 3, 3) from their packed form, up to rounding.
+  void (*unpack)(const ConvShape& s, const float* packed, float* raw);
   ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
   int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);  // working memory of a task
-  // false: an input is above the limit (or memory ran out); y is then unspecified
+  // Returns false if an input is above the limit or memory is exhausted; y is then unspecified.
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
                   const ConvLayout& layout, float* y);
 };
@@ -108,14 +107,14 @@ struct DirectKernels {
                   const OutputGrid& grid, float* y);  // false: out of memory
 };
 
-// The direct algorithm with an NHWC result, for networks that keep that layout between layers. Weights are packed by
+// The direct algorithm with an NHWC result, for graphs that keep that layout between layers. Weights are packed by
 // DirectKernels; the bias is padded by one vector.
 struct ChannelsLastKernels {
+  // Returns false if memory is exhausted.
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const ConvLayout& layout,
-                  float* y);  // false: out of memory
+                  const ConvLayout& layout, float* y);
   // A 1x1 convolution of stride 1 without padding, residual or groups, fused with a depthwise convolution of its
-  // result, which is not stored. The pitches of result and residual are those of the second.
+  // result, which is never stored whole. The pitches of result and residual are those of the second convolution.
   bool (*forward_pair)(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first,
                        const ConvEpilogue& e_first, const ConvShape& second, const float* packed_second,
                        const ConvEpilogue& e_second, const ConvLayout& layout, float* y);
@@ -124,8 +123,8 @@ struct ChannelsLastKernels {
 struct GradWeightKernels {
   int64_t (*partial_floats)(const ConvShape& s);
   int64_t (*max_parts)(const ConvShape& s);
-  // partials: space for `partial_count` partial results that are computed in parallel. Returns false if memory is
-  // exhausted.
+  // gw = the gradient of the weights. `partials` has room for `partial_count` partial results, which are computed in
+  // parallel. Returns false if memory is exhausted.
   bool (*run)(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t partial_count, float* gw);
 };
 

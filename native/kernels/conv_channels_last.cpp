@@ -1,6 +1,6 @@
-// The direct algorithm with an NHWC result. Windows inside an NHWC image are read in place; otherwise a band of rows is
-// copied with its padding first. A 1x1 filter needs no rows, only pixels. Tiles are stored to the result as soon as
-// they are complete.
+// The direct algorithm with an NHWC result. If all windows are inside an NHWC image, they are read in place; otherwise
+// a band of rows is copied with its padding first. A 1x1 filter reads single pixels, so rows do not matter. Tiles are
+// stored with their epilogue as soon as they are complete.
 #include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -10,22 +10,18 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Vector multiplications below which a second thread costs more than it saves.
-constexpr int64_t kMinWorkForThreads = 8192;
-constexpr int64_t kBandPixels = 640;
-
 struct Problem {
   ConvShape s;
   ConvLayout l;
   ConvEpilogue e;
   const float *x, *packed;
   float* y;
-  int64_t c, o, vectors;   // per group
+  int64_t c, o, vectors;   // per group: channels, output channels, those in vectors
   bool in_place;           // windows are read in place
   int64_t pitch, columns;  // floats per pixel and pixels per row of the input as it is read
 };
 
-// Treats the whole batch as one row of pixels.
+// Treats the whole batch as one row of pixels if the convolution is pointwise.
 void flatten_pixels(ConvShape* s) {
   const bool points = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0 &&
                       s->oh == s->h && s->ow == s->w;
@@ -34,6 +30,7 @@ void flatten_pixels(ConvShape* s) {
   s->n = s->h = s->oh = 1;
 }
 
+// Whether no window reaches into the padding.
 bool stays_inside(const ConvShape& s) {
   return s.ph == 0 && s.pw == 0 && (s.oh - 1) * s.sh + s.reach_h() <= s.h && (s.ow - 1) * s.sw + s.reach_w() <= s.w;
 }
@@ -47,10 +44,11 @@ struct Cuts {
   int64_t rows, columns, splits;  // number of tiles along each dimension
 };
 
+// The size of the L2 cache in bytes; a value outside 256 KiB to 2 MiB is replaced by the nearer bound.
 int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
 
-// The input of a tile stays in half of the L2 cache while the panels of weights are streamed; its result is written
-// once. If there are fewer tiles than threads, they are split further along rows, columns or channels.
+// Chooses the tiles. The input of a tile stays in half of the L2 cache while the panels of weights are streamed. If
+// there are fewer tiles than threads, they are split further along rows, columns or channels.
 Cuts cuts_of(const Problem& p) {
   const ConvShape& s = p.s;
   const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
@@ -76,6 +74,7 @@ Cuts cuts_of(const Problem& p) {
   return cuts;
 }
 
+// Returns the input rows of a tile: in place, or copied to `to` with padding.
 RowBuffer band_rows(const Problem& p, const OutputTile& b, float* to) {
   const ConvShape& s = p.s;
   const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
@@ -103,7 +102,7 @@ int64_t scratch_floats(const Problem& p, const OutputTile& b) {
   return round_up(((b.y1 - b.y0 - 1) * p.s.sh + p.s.reach_h()) * p.columns * p.c, 16);
 }
 
-// Streams the weights of each panel once per tile. `ahead`: prefetches the next panel.
+// Computes one panel of output channels of a tile. `ahead`: prefetches the next panel, a share with each register tile.
 void multiply_panel(const Problem& p, const OutputTile& b, const RowBuffer& rows, int64_t vector, bool ahead) {
   const ConvShape& s = p.s;
   const int64_t width = b.x1 - b.x0, chunks = ceil_div(width, kMaxRows);
@@ -144,13 +143,13 @@ void multiply_panel(const Problem& p, const OutputTile& b, const RowBuffer& rows
   }
 }
 
-// Whether the weights exceed the L2 cache.
-bool comes_from_afar(const Problem& p) { return p.c * p.o * p.s.kh * p.s.kw * 4 > most_l2(); }
+// Whether the weights exceed the L2 cache, so that they are read from L3 or memory.
+bool exceeds_l2(const Problem& p) { return p.c * p.o * p.s.kh * p.s.kw * 4 > most_l2(); }
 
 void multiply(const Problem& p, const OutputTile& b, const RowBuffer& rows) {
-  const bool fetches = comes_from_afar(p);
+  const bool prefetches = exceeds_l2(p);
   for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
-    multiply_panel(p, b, rows, vector, fetches && vector + kPanelVectors < b.vector1);
+    multiply_panel(p, b, rows, vector, prefetches && vector + kPanelVectors < b.vector1);
   }
 }
 
@@ -164,6 +163,7 @@ bool run_part(const Problem& p, const OutputTile& b) {
   return true;
 }
 
+// Computes groups at least as wide as a vector: one task per tile.
 bool forward_wide(const Problem& p) {
   const ConvShape& s = p.s;
   const Cuts cuts = cuts_of(p);
@@ -193,8 +193,9 @@ bool forward_wide(const Problem& p) {
 
 // --- narrow groups ---
 
-// Computes one row of outputs: a chunk of pixels through all blocks before the next chunk, because neighbouring
-// channels are adjacent in memory. `image` is the first channel of the first pixel, `pitch` the floats per pixel.
+// Computes one row of outputs, chunk by chunk of pixels: each goes through all blocks of channels before the next,
+// because neighbouring channels are adjacent in memory. `image` points to the first channel of the first pixel, with
+// `pitch` floats per pixel.
 void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, int64_t y, int64_t block0,
                 int64_t block1) {
   const ConvShape& s = p.s;
@@ -224,6 +225,7 @@ void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, 
   }
 }
 
+// Computes narrow groups; tasks share the rows, or the blocks of groups if there are few rows.
 void forward_narrow(const Problem& p) {
   const ConvShape& s = p.s;
   const int64_t blocks = group_blocks(s).blocks, work = s.n * s.oh * s.ow * s.kh * s.kw * s.group_c() * blocks;
@@ -240,20 +242,22 @@ void forward_narrow(const Problem& p) {
   });
 }
 
-// --- a 1x1 convolution and the depthwise one that reads it ---
+// --- a 1x1 convolution fused with the depthwise convolution that reads it ---
 
-// Rows of the first result, one panel of channels wide, are kept in scratch memory for the second convolution, so that
-// the intermediate channels stay in the inner caches. Rows that two bands need are computed twice.
+// Rows of the first result, one panel of channels wide, are stored in scratch memory for the second convolution, so
+// that the intermediate channels stay in the inner caches. Rows that two bands need (the halo) are computed twice.
 constexpr int64_t kPairPitch = kPanelVectors * kLanes;
 
-// Bands of the second convolution's rows: the input of a band and a panel of the intermediate result fit half of the L2
-// cache.
+// The number of bands of the second convolution's rows: the input of a band and a panel of the intermediate result fit
+// half of the L2 cache.
 int64_t pair_bands(const Problem& a, const ConvShape& s) {
   const int64_t fit = larger(1, most_l2() / 2 / (s.w * (a.c + kPairPitch) * 4)), halo = larger(0, s.reach_h() - s.sh);
   const int64_t rows = larger(fit - halo, 4 * larger(1, halo)) / s.sh;
   return ceil_div(s.oh, larger(1, rows));
 }
 
+// Computes output rows [y0, y1) of image n for vectors [vector0, vector1) of channels, panel by panel: first the rows
+// that `b` needs by `a`, then `b`.
 bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t y1, int64_t vector0, int64_t vector1) {
   const ConvShape& s = b.s;
   const int64_t first = smaller(s.h, larger(0, y0 * s.sh - s.ph)),
@@ -266,10 +270,10 @@ bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t
   one.l.y_pitch = kPairPitch;
   const RowBuffer from{const_cast<float*>(a.x) + begin * a.pitch, a.pitch, pixels, 0, 0, 1};
   const OutputTile whole{0, 0, 1, 0, pixels, 0, 0, 0};
-  const bool fetches = comes_from_afar(a);
+  const bool prefetches = exceeds_l2(a);
   for (int64_t vector = vector0; vector < vector1; vector += kPanelVectors) {
     one.y = rows - vector * kLanes;
-    if (pixels > 0) multiply_panel(one, whole, from, vector, fetches && vector + kPanelVectors < vector1);
+    if (pixels > 0) multiply_panel(one, whole, from, vector, prefetches && vector + kPanelVectors < vector1);
     const float* image = rows - first * s.w * kPairPitch - vector * kLanes;
     const int64_t past = smaller(vector + kPanelVectors, a.vectors);
     for (int64_t y = y0; y < y1; ++y) narrow_row(b, image, kPairPitch, n, y, vector, past);

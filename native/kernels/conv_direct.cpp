@@ -1,7 +1,7 @@
-// Direct convolution as an implicit matrix product. A band of input rows is copied to NHWC. There, the inputs that an
-// output pixel multiplies along one filter row are contiguous, and those of the next pixel start one stride further.
-// The product therefore needs no im2col: rows of A are read at a stride, with one K segment per filter row (per tap for
-// dilated columns). Narrow groups are computed in blocks that share a vector (conv_grouped.h), over the same copy.
+// Direct convolution as an implicit GEMM. A band of input rows is copied to NHWC. There, the inputs that an output
+// pixel multiplies along one filter row are contiguous, and those of the next pixel start one stride further. So the
+// product needs no im2col: rows of A are read at a stride, with one segment of k per filter row (per tap if columns are
+// dilated). Narrow groups are computed over the same copy, in blocks that share a vector (conv_grouped.h).
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -11,12 +11,12 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// A unit is one group, or a block of narrow groups: the channels that a task computes together.
+// The shape of a problem. A unit is the channels that a task computes together: one group, or a block of narrow groups.
 struct Problem {
   ConvShape s;
   bool narrow;
   int64_t units;
-  int64_t c, o, vectors;  // per unit
+  int64_t c, o, vectors;  // channels of a unit; output channels in vectors
   int64_t pitch;          // floats of a packed pixel
   int64_t columns;        // pixels of a packed row, padding included
 
@@ -43,7 +43,7 @@ int64_t packed_floats(const ConvShape& s) {
   return p.narrow ? grouped_floats(s) : s.groups * p.vectors * kLanes * s.kh * s.kw * p.c;
 }
 
-// [group][panel of two vectors][ky][kx][channel][lane]
+// Packs the weights to [group][panel of two vectors][ky][kx][channel][lane].
 void pack(const ConvShape& s, const WeightView& w, float* packed) {
   const Problem p = make_problem(s);
   if (p.narrow) return pack_grouped(s, w, packed);
@@ -67,20 +67,16 @@ void pack(const ConvShape& s, const WeightView& w, float* packed) {
   });
 }
 
+// The output rows that a task takes through all stages.
 int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(s.oh, larger(1, tile.block / s.ow)); }
 
-// In vector multiplications: below this a second thread costs more than it saves (a few microseconds;
-// benchmarks/conv.py
-// --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
-constexpr int64_t kMinWorkForThreads = 8192;
-
-// About 640 pixels: larger bands prepare fewer rows twice, and a panel's products stay in L2. If that leaves threads
-// idle, bands become shorter, then tasks divide the output channels. (benchmarks/conv.py --layers, "1x1 64-256 at 28"
-// and "5x5 32-64 at 28".)
+// The default tile: bands of about kBandPixels. Larger bands pack fewer rows twice, and a panel's products stay in L2.
+// If that leaves threads idle, bands become shorter, then tasks share the output channels (benchmarks/conv.py --layers,
+// "1x1 64-256 at 28" and "5x5 32-64 at 28").
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem(s);
   const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
-  ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, 640, kPanelVectors, 1};
+  ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, kBandPixels, kPanelVectors, 1};
   int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
   const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors >= kMinWorkForThreads;
   if (!worth) threads = 1;
@@ -101,6 +97,7 @@ int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
   return (row_floats(p, rows) + rows * s.ow * smaller(tile.channels, p.vectors) * kLanes) * 4;
 }
 
+// The part of a convolution that a task computes: output rows and vectors of output channels of one image and unit.
 struct RowBand {
   int64_t n, unit, y0, y1, vector0, vector1;
 };
@@ -132,10 +129,10 @@ void multiply(const Problem& p, const RowBand& b, const ConvTile& tile, const fl
   }
 }
 
-// Computes a block of narrow groups for every pixel of the band, into stage[pixel][kLanes].
+// Computes a block of narrow groups for every pixel of the band, into stage[pixel][kLanes], without an epilogue.
 void multiply_narrow(const Problem& p, const RowBand& b, const float* packed, const RowBuffer& rows, float* stage) {
   const ConvShape& s = p.s;
-  const TileEpilogue as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
+  const TileEpilogue no_epilogue{nullptr, nullptr, 0, ConvActivation::none, kLanes};
   GroupedRow row{nullptr,
                  kLanes,
                  s.dh * rows.columns * kLanes,
@@ -148,7 +145,7 @@ void multiply_narrow(const Problem& p, const RowBand& b, const float* packed, co
                  0,
                  s.group_c(),
                  s.group_o(),
-                 &as_it_is,
+                 &no_epilogue,
                  nullptr,
                  kLanes};
   const int64_t chunks = ceil_div(s.ow, pixels_at_once(s));
@@ -211,6 +208,8 @@ void write_back(const Problem& p, const RowBand& b, int64_t from, int64_t to, co
   }
 }
 
+// Packs the input rows of a band, computes its output channels some vectors at a time and writes them. Returns false if
+// memory is exhausted.
 bool run_band(const Problem& p, const RowBand& b, const ConvTile& tile, const float* x, const float* packed,
               const ConvEpilogue& e, const OutputGrid& grid, float* y) {
   const int64_t floats = row_floats(p, b.y1 - b.y0), staged = smaller(tile.channels, b.vector1 - b.vector0);

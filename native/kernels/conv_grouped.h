@@ -1,8 +1,8 @@
-// Convolution with groups no wider than a vector, in particular depthwise. A block is as many whole groups as fill a
-// vector of output channels; its input channels fit one vector too. Each lane multiplies its own group's channel, so a
-// block of several groups loads a pixel once and distributes its channels to the lanes, one permutation per channel.
-// Depthwise needs none; a group as wide as a vector broadcasts one value. Nothing is multiplied by another group's
-// zeros, so NaN and infinity stay in their group.
+// Convolution with groups no wider than a vector, above all depthwise. A block is as many whole groups as fill a vector
+// of output channels; its input channels fit one vector too. Each lane multiplies the channels of its own group, so a
+// block of several groups loads a pixel once and distributes its channels to the lanes, one permutation per channel of
+// a group. Depthwise needs no permutation; a group as wide as a vector broadcasts one value. No input is multiplied by
+// the zero of another group, so NaN and infinity stay in their group.
 #pragma once
 
 #include "kernels/conv_layout.h"
@@ -11,6 +11,11 @@
 namespace tw {
 namespace TW_ISA {
 namespace {
+
+// With less work than this, in vector multiplications, a second thread costs more than it saves (a few microseconds;
+// benchmarks/conv.py --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
+constexpr int64_t kMinWorkForThreads = 8192;  // chosen
+constexpr int64_t kBandPixels = 640;          // chosen: pixels of a band of rows, whose panel of products stays in L2
 
 struct GroupBlocks {
   int64_t groups, blocks;  // groups per block; number of blocks
@@ -22,6 +27,7 @@ inline GroupBlocks group_blocks(const ConvShape& s) {
   return {groups, ceil_div(s.groups, groups), groups * s.group_c(), groups * s.group_o()};
 }
 
+// Whether the groups are narrow enough for these kernels.
 inline bool shares_vectors(const ConvShape& s) {
   if (s.groups < 2 || s.group_o() < 1 || s.group_c() < 1 || s.group_o() > kLanes) return false;
   return group_blocks(s).c <= kLanes;
@@ -31,7 +37,7 @@ inline int64_t grouped_floats(const ConvShape& s) {
   return group_blocks(s).blocks * s.kh * s.kw * s.group_c() * kLanes;
 }
 
-// [block][ky][kx][channel of the group][lane]
+// Packs the weights to [block][ky][kx][channel of the group][lane].
 inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed) {
   const GroupBlocks b = group_blocks(s);
   const int64_t o = s.group_o();
@@ -50,6 +56,7 @@ inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed)
   }
 }
 
+// Lane i of the result is lane from[i] of v.
 TW_INLINE vf permuted(vf v, vi from) {
 #if defined(__AVX512F__)
   return (vf)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)from, (__m512)v);
@@ -62,7 +69,7 @@ TW_INLINE vf permuted(vf v, vi from) {
 #endif
 }
 
-// Broadcasts one of every four lanes within its group of four.
+// Broadcasts lane `Which` of every four lanes to the four.
 template <int Which>
 TW_INLINE vf of_four(vf v) {
 #if defined(__AVX512F__)
@@ -76,7 +83,7 @@ TW_INLINE vf of_four(vf v) {
 #endif
 }
 
-// A row of outputs of one block. `x` is column 0 of the input row under the first tap inside the image.
+// A row of outputs of one block. `x` points to column 0 of the input row under the first tap that is inside the image.
 struct GroupedRow {
   const float* x;
   int64_t pitch, tap_row;  // floats from one pixel to the next, and from one tap row to the next
@@ -90,24 +97,25 @@ struct GroupedRow {
   int64_t y_pitch;
 };
 
-constexpr int kGroupedPixels = 8;
+constexpr int kGroupedPixels = 8;  // definition: most outputs of a tile
 
 inline bool is_depthwise(int64_t group_c, int64_t group_o, int64_t dilation) {
   return group_c == 1 && group_o == 1 && dilation == 1;
 }
 
-// Outputs per tile: fewer fit if pixels are held in registers for distribution.
+// The most outputs of a tile: fewer fit if pixels are held in registers for the permutations.
 inline int64_t pixels_at_once(const ConvShape& s) {
   return is_depthwise(s.group_c(), s.group_o(), s.dw) ? kGroupedPixels : smaller(kGroupedPixels, kMaxRows);
 }
 
+// Loads a pixel; zeros outside the image. Inside: no check is needed.
 template <bool Inside>
 TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
   if (!Inside && (column < 0 || column >= g.width)) return vf{};
   return load(row + column * g.pitch);
 }
 
-// Stores the sums of consecutive pixels.
+// Applies the epilogue to the sums of consecutive pixels and stores them.
 template <int Pixels>
 TW_INLINE void store_pixels(const GroupedRow& g, const vf (&acc)[Pixels][1]) {
   if (clips(*g.epilogue, 1)) return store_clipped_tile<Pixels, 1>(acc, *g.epilogue, g.y, g.y_pitch);
@@ -140,7 +148,7 @@ TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
   store_pixels<Pixels>(g, acc);
 }
 
-// Handles any filter, stride, dilation and group.
+// A tile for any filter, stride, dilation and group.
 template <int Pixels, bool Inside>
 void grouped_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
@@ -173,7 +181,7 @@ TW_INLINE void add_four(vf (&acc)[Pixels][1], const vf (&x)[Pixels], const float
   for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], of_four<Which>(x[p]), weight);
 }
 
-// Handles groups of four channels in and out.
+// A tile for groups of four channels in and out.
 template <int Pixels, bool Inside>
 void fours_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
@@ -192,7 +200,7 @@ void fours_tile(const GroupedRow& g, int64_t column) {
   store_pixels<Pixels>(g, acc);
 }
 
-// Handles a group as wide as a vector at the edge of the image: columns outside are read from zeros.
+// A tile for a group as wide as a vector at the edge of the image: columns outside are read from zeros.
 template <int Pixels>
 void edge_tile(const GroupedRow& g, int64_t column) {
   static constexpr float kZeros[kLanes] = {};
@@ -215,7 +223,7 @@ void edge_tile(const GroupedRow& g, int64_t column) {
   store_pixels<Pixels>(g, acc);
 }
 
-// Handles a group as wide as a vector inside the image, where no column needs a check.
+// A tile for a group as wide as a vector inside the image, where no column needs a check.
 template <int Pixels>
 void inside_tile(const GroupedRow& g, int64_t column) {
   MicroArgs args;
@@ -235,6 +243,7 @@ void inside_tile(const GroupedRow& g, int64_t column) {
   micro<(Pixels <= kMaxRows ? Pixels : 1), 1, true>(args);
 }
 
+// Selects the most specialized tile that applies.
 template <int Pixels, bool Inside>
 void any_tile(const GroupedRow& g, int64_t column) {
   const bool depthwise = is_depthwise(g.group_c, g.group_o, g.dw);
@@ -257,7 +266,7 @@ void edge_or_inside(const GroupedRow& g, int64_t x) {
   column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column) : any_tile<Pixels, false>(g, column);
 }
 
-// Computes outputs x0 ... x0 + count - 1 of a row with their epilogue; at most pixels_at_once of them.
+// Computes outputs [x0, x0 + count) of a row with their epilogue; count <= pixels_at_once.
 TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count) {
   using Run = void (*)(const GroupedRow&, int64_t);
   static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>,

@@ -1,8 +1,8 @@
-// Winograd's F(4x4, 3x3) and F(2x2, 3x3): a 4x4 block of outputs from a 6x6 block of inputs with 36 multiplications a
-// channel pair, or 2x2 from 4x4 with 16. The larger one multiplies less; the smaller one's transformed filters are less
-// than half as many bytes, and cheaper to transform. A task takes a block of tiles through all stages, so that its
-// working set stays in the cache:
-//   pack rows channels-last -> V = B' d B -> 36 or 16 small matrix products with U -> A' m A -> NCHW
+// Winograd convolution (Lavin and Gray 2016): F(4x4, 3x3) computes 4x4 outputs from 6x6 inputs with 36 multiplications
+// per pair of channels, F(2x2, 3x3) computes 2x2 from 4x4 with 16. The larger one multiplies less; the smaller one's
+// transformed filters have less than half as many bytes and are cheaper to transform. A task takes a block of tiles
+// through all stages, so that its working set stays in the cache:
+//   pack rows NHWC -> V = B' d B -> 36 or 16 matrix products M = V U -> Y = A' M A -> NCHW
 #include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -14,20 +14,22 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Sums over channels restart after this many, which keeps their rounding error from growing with the channel count.
-constexpr int64_t kChannelBlock = 128;
-// Positions are padded by one cache line beyond a multiple of the group; otherwise all of them could map to the same
-// cache set.
-constexpr int64_t kSkew = 16;
+// Sums over channels restart after this many channels, which keeps their rounding error from growing with the number of
+// channels.
+constexpr int64_t kChannelBlock = 128;  // chosen
+// Positions are padded by one cache line beyond a multiple of the group; otherwise all of them could share one cache
+// set.
+constexpr int64_t kSkew = 16;  // hardware: floats of a cache line
 
-// One dimension of each transform: inputs B' d, outputs A' m, filters G w (in double, because they are transformed once
-// and used often) and back. The costs are vector instructions of a whole tile, loads and stores included.
+// The transforms, each in one dimension: input B' d, output A' m, weight G w (in double, because filters are
+// transformed once and used often), and weight_back, the inverse of G. The costs are the vector instructions of a whole
+// tile, loads and stores included.
 typedef double vd __attribute__((vector_size(kLanes * 8)));
 
-// The interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in
-// float32 is five times larger.
+// F(4x4, 3x3) with the interpolation points 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding
+// error in float32 is five times larger.
 struct FourByFour {
-  static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // definition: outputs and inputs a side, products
+  static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // definition: outputs and inputs per side, products
   static constexpr bool kLate = false;  // whether filters are transformed in the kernel instead of when they are packed
   static constexpr int64_t kInputCost = 220, kOutputCost = 200;
   static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;  // definition
@@ -70,7 +72,7 @@ struct FourByFour {
   }
 };
 
-// At 0, +-1 and infinity.
+// F(2x2, 3x3) with the interpolation points 0, +-1 and infinity.
 struct TwoByTwo {
   static constexpr int kTile = 2, kWindow = 4, kPositions = 16;  // definition
   static constexpr bool kLate = false;
@@ -102,12 +104,12 @@ struct TwoByTwo {
   }
 };
 
-// Filters are stored untransformed, a quarter of the size, and transformed by every task that reads them, some channels
-// at a time: a task uses them for many tiles.
+// F(4x4, 3x3) with filters that are stored untransformed, at a quarter of the size. Every task transforms the filters
+// that it reads, some channels at a time, and uses them for many tiles.
 struct LateFourByFour : FourByFour {
   static constexpr bool kLate = true;
   static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;  // definition
-  // G, row by row
+  // The matrix G, row by row.
   static constexpr float kRows[6][3] = {{1, 0, 0},
                                         {-2 * kThird, -kOdd, -kThird},
                                         {-2 * kThird, kOdd, -kThird},
@@ -116,8 +118,8 @@ struct LateFourByFour : FourByFour {
                                         {0, 0, 1}};
 };
 
-// Layout of transformed tiles: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes
-// at once, so that it reads and writes one short run per position, and a tile's values stay on few pages.
+// Layout of transformed tiles: [group of tiles][position][tile][channel]. The micro-kernel takes one group at once, so
+// that it reads and writes one short run per position, and the values of a tile stay on few pages.
 struct TileArray {
   float* data;
   int64_t group;  // tiles per group
@@ -131,10 +133,11 @@ struct TileArray {
 
 struct Problem {
   ConvShape s;
-  int64_t c, o;              // per group
-  int64_t c_pitch, vectors;  // channels rounded up; output channels in vectors
-  int64_t tiles_x, tiles_y, strips;
-  int64_t columns;  // pixels of a packed row, padding included
+  int64_t c, o;              // input and output channels per group
+  int64_t c_pitch, vectors;  // c rounded up to whole vectors; o in vectors
+  int64_t tiles_x, tiles_y;  // tiles of an image
+  int64_t strips;            // rows of tiles, of all images
+  int64_t columns;           // pixels of a packed row, padding included
 };
 
 template <class F>
@@ -158,18 +161,18 @@ int64_t packed_floats(const ConvShape& s) {
   return s.groups * (F::kLate ? 9 : F::kPositions) * p.c * p.vectors * kLanes;
 }
 
-// Points at a panel of the transformed filters U: [group][position][panel of two vectors][channel][lane].
+// The address of a panel of the transformed filters U: [group][position][panel of two vectors][channel][lane].
 template <class F>
 float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position, int64_t vector) {
   return packed + ((g * F::kPositions + position) * p.vectors + vector) * p.c * kLanes;
 }
 
-// Points at a panel of the untransformed filters: [group][panel of two vectors][channel][tap][lane].
+// The address of a panel of untransformed filters: [group][panel of two vectors][channel][tap][lane].
 float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) {
   return packed + (g * p.vectors + vector) * p.c * 9 * kLanes;
 }
 
-// Computes G w G' of one channel's vector of filters, with positions `step` floats apart.
+// Computes G w G' for one input channel and a vector of output channels; positions are stored `step` floats apart.
 template <class F, class T, class V>
 TW_INLINE void filter_tile(const V (&taps)[9], float* to, int64_t step) {
   V rows[F::kWindow][3];
@@ -186,6 +189,7 @@ TW_INLINE void filter_tile(const V (&taps)[9], float* to, int64_t step) {
   }
 }
 
+// Transforms and packs all filters. Returns false if a weight is above kWinogradLimit.
 template <class F>
 bool pack(const ConvShape& s, const WeightView& w, float* packed) {
   const Problem p = make_problem<F>(s);
@@ -250,30 +254,31 @@ void unpack(const ConvShape& s, const float* packed, float* raw) {
   }
 }
 
+// The strips that a task takes through all stages.
 int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
   return smaller(p.strips, larger(1, tile.block / p.tiles_x));
 }
 
-// In vector instructions: below this a second thread costs more than it saves (a few microseconds; benchmarks/conv.py
-// --layers --threads 2, "3x3 64-64 at 8, batch 1").
+// With less work than this, in vector instructions, a second thread costs more than it saves (a few microseconds;
+// benchmarks/conv.py --layers --threads 2, "3x3 64-64 at 8, batch 1").
 constexpr int64_t kMinWorkForThreads = 16384;
 
 template <class F>
 bool worth_threads(const Problem& p) {
-  const int64_t a_tile =
+  const int64_t per_tile =
       F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
-  return p.strips * p.tiles_x * a_tile >= kMinWorkForThreads;
+  return p.strips * p.tiles_x * per_tile >= kMinWorkForThreads;
 }
 
-// Tiles per transformed filter, and channels transformed at a time: a row of positions and a panel, which the inner
-// caches hold.
+// Filters transformed on the fly: the tiles that use each transformed filter, and the channels transformed at a time. A
+// row of positions of one panel then fits the inner caches.
 constexpr int64_t kLateTiles = 64, kLateChannels = 128, kLatePosition = kLateChannels * kPanelVectors * kLanes + kSkew;
 
-// V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at
-// 56"); at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3
-// 256-256 at 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many
-// blocks as the others. Where one block would hold everything, tasks share the output channels (and the weights with
-// them), or else the rows.
+// The default tile. V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py
+// --layers, "3x3 64-64 at 56"). A block has at least sixteen tiles, so that the transformed weights, which are read
+// once per block, are used often enough ("3x3 256-256 at 14"). A cache size outside 256 KiB to 2 MiB is replaced by the
+// nearer bound. Each thread gets an equal number of blocks. If one block would hold everything, tasks share the output
+// channels (and so the weights), or else the rows.
 template <class F>
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem<F>(s);
@@ -292,15 +297,18 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   return tile;
 }
 
+// The memory of a task: packed rows, transformed inputs V, products M, one strip of outputs, transformed filters.
 struct Workspace {
   float *rows, *stage, *u;
   TileArray v, m;
 };
 
+// The part of a convolution that a task computes: strips and vectors of output channels of one group.
 struct Block {
   int64_t group, strip0, strip1, vector0, vector1;
 };
 
+// Lays out a workspace at `base` and returns its floats.
 template <class F>
 int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, int64_t mr, Workspace* w,
                          float* base) {
@@ -325,6 +333,7 @@ int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
          4;
 }
 
+// V = B' d B for one tile and a vector of channels, columns first.
 template <class F>
 TW_INLINE void input_tile(const float* const (&rows)[F::kWindow], int64_t at, int64_t pitch, float* v,
                           int64_t v_position) {
@@ -342,6 +351,7 @@ TW_INLINE void input_tile(const float* const (&rows)[F::kWindow], int64_t at, in
   }
 }
 
+// Y = A' M A for one tile and a vector of channels.
 template <class F>
 TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int64_t stage_row) {
   vf half[F::kTile][F::kWindow];
@@ -358,9 +368,9 @@ TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int
   }
 }
 
-// Copies rows as whole vectors with zeros past the last channel, and observes every value.
-void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
-                    int64_t y0, int64_t y1, Magnitude& magnitude) {
+// Copies rows as whole vectors with zeros past the last channel, and tracks the largest magnitude.
+void copy_rows_and_magnitude(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
+                             int64_t y0, int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
     float* to = b.row(y) + b.left_padding * b.pitch;
     if (y < 0 || y >= h) {
@@ -384,8 +394,8 @@ void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t c
   }
 }
 
-// Transforms all strips of the block: rows to NHWC in a ring as high as a window, then V. Returns false if an input is
-// above the limit.
+// Transforms the inputs of all strips of the block: rows are packed to NHWC in a ring as high as a window, then
+// transformed to V. Returns false if an input is above kWinogradLimit.
 template <class F>
 bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t x_pitch, const Workspace& w) {
   const ConvShape& s = p.s;
@@ -399,8 +409,8 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t 
     if (x_pitch == 0) {
       pack_rows(ring, x + (n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, y + F::kWindow, magnitude);
     } else {
-      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + F::kWindow,
-                     magnitude);
+      copy_rows_and_magnitude(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first,
+                              y + F::kWindow, magnitude);
     }
     const float* rows[F::kWindow];
     for (int i = 0; i < F::kWindow; ++i) rows[i] = ring.row(y + i);
@@ -424,13 +434,13 @@ MicroArgs product_args(const Problem& p, const Workspace& w) {
   return args;
 }
 
-// Computes the products for output vectors [from, to).
+// The matrix products M = V U, one per position, for output vectors [from, to).
 template <class F>
 void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
               const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
   MicroArgs args = product_args(p, w);
-  // Several groups read the same filters: only the first one streams them from memory.
+  // Several groups of tiles read the same filters: together they prefetch the next ones, each an equal share.
   const int64_t groups = ceil_div(tiles, group);
   const bool from_memory = groups > 1 && F::kPositions * p.c * p.vectors * kLanes * 4 > machine().caches.l2;
   args.ahead_step = kPanelVectors * kLanes * 4 / groups;
@@ -455,7 +465,7 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
   }
 }
 
-// Transforms one row of positions of some channels and a panel of filters.
+// Transforms a panel of filters of some channels to one row of positions; g is the row of G.
 template <class F>
 void late_filters(const float* filters, int64_t channels, int64_t width, const float (&g)[3], float* u) {
   for (int64_t c = 0; c < channels; ++c, filters += 9 * width, u += width) {
@@ -471,7 +481,7 @@ void late_filters(const float* filters, int64_t channels, int64_t width, const f
   }
 }
 
-// Computes the products for output vectors [from, to) with filters that are transformed on the fly.
+// The matrix products with filters that are transformed on the fly, for output vectors [from, to).
 template <class F>
 void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to,
                    int64_t tile_vectors, const Workspace& w) {
@@ -498,7 +508,7 @@ void multiply_late(const Problem& p, const Block& b, const float* packed, int64_
   }
 }
 
-// Copies the staged rows of a strip to an NHWC image.
+// Applies the epilogue to the staged rows of a strip and stores them to an NHWC image.
 void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows,
                          int64_t channel, int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
   const ConvShape& s = p.s;
@@ -510,6 +520,7 @@ void write_channels_last(const Problem& p, const float* stage, int64_t columns, 
   }
 }
 
+// Transforms the products of output vectors [from, to), strip by strip, and writes them with their epilogue.
 template <class F>
 void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t to, const ConvEpilogue& e,
                        const ConvLayout& l, float* y, const Workspace& w) {
@@ -539,6 +550,7 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
   }
 }
 
+// Takes a block through all stages. Returns false if an input is above the limit or memory is exhausted.
 template <class F>
 bool run_block(const Problem& p, const Block& b, const float* x, const float* packed, const ConvEpilogue& e,
                const ConvTile& tile, const ConvLayout& l, float* y) {

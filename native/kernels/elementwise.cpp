@@ -33,7 +33,7 @@ void scale(float* x, float factor, int64_t n) {
   each_aligned_vector(x, n, [&](int64_t i, auto lanes) { lanes.put(x + i, lanes.get(x + i) * factor); });
 }
 
-// Squares in double: a gradient of 1e20 must not make the norm infinite.
+// Sums the squares in double: a gradient of 1e20 must not make the norm infinite.
 double sum_of_squares(const float* x, int64_t n) {
   double sums[8] = {};
   int64_t i = 0;
@@ -51,9 +51,10 @@ TW_INLINE void add_to_doubles(double* totals, vf v, Partial lanes) {
   for (int i = 0; i < lanes.n; ++i) totals[i] += v[i];
 }
 
-// Sums a strip of columns in registers over up to kRows rows.
-constexpr int64_t kRows = 32;
+// Rows that are summed in registers, in float, before the sum is added to memory.
+constexpr int64_t kRows = 32;  // chosen
 
+// Sums a strip of kVectors vectors of columns over some rows, in registers.
 template <int kVectors, class Lanes, class RowAt>
 TW_INLINE void strip_sums(int64_t rows, const RowAt& row_at, Lanes lanes, float* sums) {
   vf acc[kVectors] = {};
@@ -107,6 +108,7 @@ void add_column_sums(const float* x, int64_t rows, int64_t columns, int64_t stri
   }
 }
 
+// Sums up to kRows rows at a time in registers, strip by strip of columns.
 void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t columns, float* out) {
   __builtin_memset(out, 0, static_cast<size_t>(columns) * sizeof(float));
   for (int64_t r0 = 0; r0 < count; r0 += kRows) {
@@ -129,8 +131,8 @@ void adam(float* param, const float* grad, float* m, float* v, const AdamSetting
     vf g = lanes.get(grad + i);
     if (s.penalty != 0.0f) g += p * s.penalty;
     const vf m0 = lanes.get(m + i);
-    const vf m1 = m0 + (g - m0) * s.rest1;
-    vf square = g * g * s.rest2;
+    const vf m1 = m0 + (g - m0) * s.one_minus_beta1;
+    vf square = g * g * s.one_minus_beta2;
     TW_KEEP(square);
     const vf v1 = lanes.get(v + i) * s.beta2 + square;
     lanes.put(m + i, m1);

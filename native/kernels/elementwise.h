@@ -1,5 +1,5 @@
-// Activations and their gradients, sums over columns or everything, and the optimizer's step: one pass over memory
-// each.
+// Elementwise functions of training: activations and their gradients, sums, and the Adam step. Each is one pass over
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,14 @@
 
 namespace tw {
 
-// The constants of one Adam step, computed in double before they are rounded: 1 - 0.999 in float is wrong in the fifth
-// digit.
+// The constants of one Adam step, computed in double and then rounded: 1 - 0.999f is wrong in the fifth digit.
 struct AdamSettings {
-  float decay;    // 1 - lr * weight_decay where the decay is decoupled (AdamW), else 1
-  float penalty;  // weight_decay where it goes into the gradient (Adam), else 0
+  float decay;    // AdamW's decoupled decay: 1 - lr * weight_decay; 1 for Adam
+  float penalty;  // Adam's weight_decay, which is added to the gradient; 0 for AdamW
   float beta2, eps;
-  float rest1, rest2;  // 1 - beta1, 1 - beta2
-  float step_size;     // lr / (1 - beta1^step)
-  float root_factor;   // 1 / sqrt(1 - beta2^step)
+  float one_minus_beta1, one_minus_beta2;
+  float step_size;    // lr / (1 - beta1^step)
+  float root_factor;  // 1 / sqrt(1 - beta2^step)
 };
 
 struct ElementwiseKernels {

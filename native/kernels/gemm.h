@@ -1,5 +1,5 @@
-// Single-precision matrix multiplication: the kernels of one instruction set. Everything here runs on the calling
-// thread and allocates nothing; common/matmul.h chooses the path and the tile, splits the work and hands out
+// Single-precision matrix multiplication (GEMM): the kernels of one instruction set. They run on the calling thread and
+// allocate no memory; common/matmul.h chooses the kernel and the tile, splits the work among threads and provides
 // workspaces.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace tw {
 
 enum class Activation { none = 0, relu = 1, gelu = 2, gelu_tanh = 3 };
 
-// The epilogue of an element: + bias[column], + residual[row, column], then the activation.
+// The epilogue of a product: act(C[row, column] + bias[column] + residual[row, column]), each part optional.
 struct Epilogue {
   const float* bias = nullptr;
   const float* residual = nullptr;
@@ -30,12 +30,12 @@ struct Gemm {
   float* c = nullptr;
   int64_t c_row = 0;
   Epilogue epilogue;
-  bool stream_b = false;  // B is one of many matrices that are read in sequence: no cache will hold it
-  bool large_pages_b = true;
+  bool stream_b = false;  // B is one of many matrices read in sequence (a network's weights): it is never in a cache
+  bool large_pages_b = true;  // B is stored in pages of 2 MiB
 };
 
-// Loop blocking. mr x nr is the register tile; mc, kc, nc are the cache blocks (balanced: about equal, none larger);
-// threads_m x threads_n is the thread grid over C.
+// Loop blocking, in the terms of Goto and van de Geijn (2008). mr x nr is the register tile. mc, kc, nc are the cache
+// blocks; they are balanced: about equal, none larger than this. threads_m x threads_n is the thread grid over C.
 struct GemmTile {
   int mr = 0, nr = 0;
   int64_t mc = 0, nc = 0, kc = 0;
@@ -43,41 +43,43 @@ struct GemmTile {
   int threads_m = 1, threads_n = 1;
 };
 
-// A matrix B that was packed once for several tasks: the blocks of k one after another, each as a sequence of strips.
+// A matrix B packed once for several tasks: blocks of k one after another, each a sequence of strips of nr columns.
 struct PackedB {
-  const float* at = nullptr;  // null: `tiled` packs what it reads
-  int64_t columns = 0;        // of the packed matrix, in whole strips
+  const float* at = nullptr;  // null: `tiled` packs the strips that it reads
+  int64_t columns = 0;        // columns of the packed matrix, rounded up to whole strips
   int64_t first = 0;          // the first column of this product in it, a multiple of nr
 };
 
-constexpr int64_t kMaxSmallM = 8;     // definition: most rows or columns of the kernels for few rows and few columns
-constexpr int64_t kShortestSum = 12;  // definition: most terms of the kernels for short sums
-// The most rows of `small_m` and columns of `small_n`.
-constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;  // definition
+constexpr int64_t kMaxSmallM = 8;         // chosen: most rows (or columns, interleaved) of `small_m` and of `small_mn`
+constexpr int64_t kShortestSum = 12;      // definition: most terms of `small_k`: rows of B that AVX2's registers hold
+constexpr int64_t kMostSmallRows = 3;     // chosen: most rows of `small_m`; with more, `tiled` is as fast
+constexpr int64_t kMostSmallColumns = 4;  // definition: most columns of `small_n`: floats of 128 bits
 
 struct GemmKernels {
   int lanes;            // floats in a vector: nr is a multiple of it
   const int* max_rows;  // max_rows[v]: the tallest register tile of v vectors, v = 1 ... 4
-  // Floats of workspace that `tiled` needs.
+  // The floats of workspace that `tiled` needs.
   int64_t (*workspace)(int64_t m, int64_t n, int64_t k, const GemmTile& tile);
   // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
   void (*tiled)(const Gemm& g, const GemmTile& tile, const PackedB& b, float* workspace);
-  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) for `tiled`: `to` holds k floats for each of g.n
+  // Packs columns [col, col + cols) of B for `tiled`; col is a multiple of nr. `to` holds k floats for each of g.n
   // columns, rounded up to whole strips.
   void (*pack_b)(const Gemm& g, const GemmTile& tile, int64_t col, int64_t cols, float* to);
-  // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
+  // C as inner products: the rows of A and the columns of B are contiguous along k. Fastest if m or n is small.
+  // `from_memory`: the longer operand is not in a cache, so its rows are prefetched.
   void (*dot_products)(const Gemm& g, bool from_memory);
-  // One row of A (streamed: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
+  // One row of A, contiguous rows of B: c = sum over p of a[p] * B[p, :]. `streamed`: any number of rows of A; B is
+  // read in whole rows.
   void (*row_by_matrix)(const Gemm& g, bool streamed);
-  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kMaxSmallM rows, C is written transposed,
-  // without gaps (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
+  // Two or three rows of A, contiguous rows of B. `interleaved`: two to kMaxSmallM rows; C is written transposed
+  // without gaps (element (i, j) to c[j * m + i]), and the caller applies the epilogue.
   void (*small_m)(const Gemm& g, bool interleaved);
-  // Up to kMaxSmallM rows and at most a vector of columns, rows of B of unit stride; the sums are long.
+  // Up to kMaxSmallM rows and at most one vector of columns, contiguous rows of B, large k.
   void (*small_mn)(const Gemm& g);
-  // Sums of up to kShortestSum terms, rows of B of unit stride.
+  // k up to kShortestSum, contiguous rows of B.
   void (*small_k)(const Gemm& g);
-  // Up to four columns: rows of A of unit stride, B k x 4 with zeros past the last column, no gaps between the rows of
-  // C.
+  // Up to kMostSmallColumns columns: contiguous rows of A; B is k x 4 with zeros past the last column; no gaps between
+  // the rows of C.
   void (*small_n)(const Gemm& g);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);

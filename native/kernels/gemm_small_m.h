@@ -1,6 +1,6 @@
-// A few rows of C with contiguous rows of B: all rows are kept in registers for as many columns as fit, so that each
-// element of B is read once, in runs as long as the registers allow, and C is written once. The same loop computes a
-// product with a few columns as the transposed product and interleaves its rows when it stores them.
+// Products with a few rows of C and contiguous rows of B. All rows are kept in registers for as many columns as fit, so
+// that each element of B is read once, in runs as long as the registers allow, and C is written once. A product with a
+// few columns is computed by the same loop as the transposed product, whose rows are interleaved when they are stored.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -10,19 +10,20 @@
 namespace tw {
 namespace TW_ISA {
 
-// Vectors of columns that fit the registers for this many rows, beside one vector of B and the elements of A (or the
-// reverse, whichever are fewer).
+// kSmallMVectors[m]: the vectors of columns that fit the registers for m rows, beside one vector of B and m elements of
+// A (or one element of A and the vectors of B, whichever are fewer).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
 #else
 constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
 #endif
-constexpr int kMaxSmallMVectors = 12;  // definition
+constexpr int kMaxSmallMVectors = 12;  // definition: the largest of them
 
-// Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together.
-constexpr int64_t kPrefetchRows = 8;
+// How many rows of B to prefetch ahead: the hardware prefetcher does not recognize runs this short, one row apart, as
+// one stream.
+constexpr int64_t kPrefetchRows = 8;  // chosen
 
-// Computes M rows by V vectors, the last of `lanes` columns.
+// Computes M rows by V vectors of columns starting at `col`; the last vector has `lanes` columns.
 template <int M, int V, bool Whole>
 TW_INLINE void small_m_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
   const float* a = g.a;
@@ -47,6 +48,7 @@ TW_INLINE void small_m_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[
   }
 }
 
+// Computes a strip of V vectors of columns and stores it row by row.
 template <int M, int V>
 void small_m_strip(const Gemm& g, int64_t col, int lanes) {
   vf acc[M][V] = {};
@@ -76,21 +78,20 @@ void small_m_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
 
 using SmallMStrip = void (*)(const Gemm&, int64_t, int);
 
-// Only the sizes in use are compiled: one row has its own kernels, and beyond kPlainRowsMost tiles are as fast.
-constexpr int kPlainRowsMost = 3;  // definition
+// Only the sizes in use are compiled. One row has other kernels (gemv.h).
 
 template <int M, int V, bool Interleaved>
 constexpr SmallMStrip strip_or_null() {
   if constexpr (V <= kSmallMVectors[M] && Interleaved && M > 1) {
     return small_m_strip_interleaved<M, V>;
-  } else if constexpr (V <= kSmallMVectors[M] && !Interleaved && M > 1 && M <= kPlainRowsMost) {
+  } else if constexpr (V <= kSmallMVectors[M] && !Interleaved && M > 1 && M <= kMostSmallRows) {
     return small_m_strip<M, V>;
   } else {
     return nullptr;
   }
 }
 
-// The strips of 1 to 12 vectors for M rows, plain or interleaved (I).
+// The strips of 1 to kMaxSmallMVectors vectors for M rows, plain or interleaved (I).
 #define TW_SMALL_M_ROW(M, I)                                                                                 \
   {strip_or_null<M, 1, I>(), strip_or_null<M, 2, I>(),  strip_or_null<M, 3, I>(),  strip_or_null<M, 4, I>(), \
    strip_or_null<M, 5, I>(), strip_or_null<M, 6, I>(),  strip_or_null<M, 7, I>(),  strip_or_null<M, 8, I>(), \
@@ -115,7 +116,7 @@ inline void small_m_product(const Gemm& g, bool interleaved) {
   }
 }
 
-// Computes M rows by at most one vector of columns with U independent sums over k, which hide the latency of additions.
+// Computes M rows by at most one vector of columns, with U independent sums over k that hide the latency of additions.
 // Special: at most half a vector, where that is faster (gemm_micro.h).
 template <int M, int U, bool Special>
 void small_mn_tile(const Gemm& g) {

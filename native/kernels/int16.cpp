@@ -12,8 +12,8 @@ namespace {
 // --- floats, pooling, sums ---
 
 #if defined(__AVX2__)
-// Rounds eight pixels of a plane to integers.
-TW_INLINE __m256i eight_whole(const float* x, __m256 inverse, __m256 most) {
+// Rounds eight pixels of a plane to integers. NaN becomes 0.
+TW_INLINE __m256i round_eight(const float* x, __m256 inverse, __m256 most) {
   __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
   v = _mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q));
   return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(v, _mm256_sub_ps(_mm256_setzero_ps(), most)), most));
@@ -29,8 +29,8 @@ int64_t quantize_fours(const float* x, int64_t channels, int64_t pixels, int64_t
   for (; i + 8 <= pixels; i += 8) {
     __m256i two[2];
     for (int c = 0; c < 4; c += 2) {
-      const __m256i a = eight_whole(x + c * plane + i, by, end);
-      const __m256i b = c + 1 < channels ? eight_whole(x + (c + 1) * plane + i, by, end) : _mm256_setzero_si256();
+      const __m256i a = round_eight(x + c * plane + i, by, end);
+      const __m256i b = c + 1 < channels ? round_eight(x + (c + 1) * plane + i, by, end) : _mm256_setzero_si256();
       two[c / 2] = _mm256_or_si256(_mm256_and_si256(a, low), _mm256_slli_epi32(b, 16));
     }
     const __m256i first = _mm256_unpacklo_epi32(two[0], two[1]), second = _mm256_unpackhi_epi32(two[0], two[1]);
@@ -42,6 +42,7 @@ int64_t quantize_fours(const float* x, int64_t channels, int64_t pixels, int64_t
 }
 #endif
 
+// Quantizes planes to pixels, channel by channel.
 void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most, int16_t* to,
               int64_t step) {
   int64_t done = 0;
@@ -68,6 +69,7 @@ void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels
   }
 }
 
+// Pools one row of windows; the caller's pad_h moves the first window to this row.
 void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, bool mean, int16_t* y,
           const BytePlane& out) {
   const int64_t first_y = -w.pad_h < 0 ? 0 : -w.pad_h,
@@ -111,6 +113,7 @@ TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* t
 }
 #endif
 
+// Sums each channel over a plane.
 void sums(const void* x, bool is_int16, const BytePlane& in, int64_t channels, int32_t* y) {
   MixedPixels pixels{x, in.pixel_step, 1.0f, 0, is_int16};
   int64_t c = 0;

@@ -79,9 +79,9 @@ void depthwise_pixels(const Int16Problem& p, const Run& run) {
 }
 
 #if defined(__AVX2__)
-// Loads sixteen channels of a pixel as int16.
+// Loads load_int16_channels channels of a pixel as int16.
 template <bool kBytes>
-TW_INLINE __m256i sixteen(const Int16Problem& p, int64_t at) {
+TW_INLINE __m256i load_int16_channels(const Int16Problem& p, int64_t at) {
   if constexpr (kBytes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p.bytes + at));
     return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(static_cast<int16_t>(p.zero)));
@@ -155,7 +155,7 @@ class BlockOutputStage {
 
 // Interleaves half of the channels of two pixels.
 template <int Half>
-TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
+TW_INLINE __m256i interleave_half(__m256i a, __m256i b) {
   return Half == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
 }
 
@@ -169,7 +169,8 @@ TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m2
 #pragma GCC unroll 32
   for (int n = 0; n < (Pixels - 1) * Stride + Taps; ++n) {
     const int64_t at = x + n * p.tap_step;
-    const __m256i two = side_by_side<Half>(sixteen<kBytes>(p, at), sixteen<kBytes>(p, at + p.tap_row));
+    const __m256i two =
+        interleave_half<Half>(load_int16_channels<kBytes>(p, at), load_int16_channels<kBytes>(p, at + p.tap_row));
 #pragma GCC unroll 7
     for (int k = 0; k < Taps; ++k) {
       if (n < k || (n - k) % Stride != 0 || (n - k) / Stride >= Pixels) continue;
@@ -182,17 +183,17 @@ TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m2
 // itself times 0.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
-  constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;  // definition
+  constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;  // definition: pairs of taps; pixels
   __m256i weight[kPairs];
 #pragma GCC unroll 4
   for (int k = 0; k < kPairs; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
-  __m256i next = sixteen<kBytes>(p, x);
+  __m256i next = load_int16_channels<kBytes>(p, x);
 #pragma GCC unroll 32
   for (int n = 0; n < kRead; ++n) {
     const __m256i pixel = next;
-    if (n + 1 < kRead) next = sixteen<kBytes>(p, x + (n + 1) * p.tap_step);
+    if (n + 1 < kRead) next = load_int16_channels<kBytes>(p, x + (n + 1) * p.tap_step);
     if (n % Stride != 0 && Stride % 2 == 0) continue;
-    const __m256i two = side_by_side<Half>(pixel, next);
+    const __m256i two = interleave_half<Half>(pixel, next);
 #pragma GCC unroll 4
     for (int k = 0; k < kPairs; ++k) {
       if (n < 2 * k || (n - 2 * k) % Stride != 0 || (n - 2 * k) / Stride >= Pixels) continue;
@@ -201,7 +202,8 @@ TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m2
   }
 }
 
-// Accumulates a row of any number of taps and any stride. `below` is the offset of the second value of each pair.
+// Accumulates a row of any number of taps and any stride. `below` is the offset from the first to the second value of a
+// pair: the next row of taps, or the next tap of an odd last row.
 template <bool kBytes, int Pixels, int Half>
 TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64_t below, int step,
                        __m256i (&acc)[Pixels]) {
@@ -211,7 +213,10 @@ TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64
 #pragma GCC unroll 8
     for (int j = 0; j < Pixels; ++j) {
       const int64_t at = x + k * p.tap_step + j * p.to.in_grid.column_step;
-      acc[j] = add_pairs(acc[j], side_by_side<Half>(sixteen<kBytes>(p, at), sixteen<kBytes>(p, at + second)), weight);
+      acc[j] = add_pairs(
+          acc[j],
+          interleave_half<Half>(load_int16_channels<kBytes>(p, at), load_int16_channels<kBytes>(p, at + second)),
+          weight);
     }
   }
 }
@@ -244,6 +249,7 @@ TW_INLINE void half_block(const Int16Problem& p, const BlockOutputStage& end, co
   if (end.quick) end.whole(acc, Half);
 }
 
+// Computes and stores all channels of a block at neighbouring pixels.
 template <bool kBytes, int Taps, int Stride, int Pixels>
 TW_INLINE void block_tile(const Int16Problem& p, const BlockOutputStage& end, const int16_t* w, int64_t column,
                           const Run& run, int64_t i) {
@@ -255,11 +261,11 @@ TW_INLINE void block_tile(const Int16Problem& p, const BlockOutputStage& end, co
   for (int j = 0; j < Pixels; ++j) end.store(low[j], high[j], run, i + j);
 }
 
-// Computes a run of pixels block by block, then applies `curve` to the stored values if it is not null.
+// Computes a run of pixels block by block. If `curve` is not null, applies it to the stored values of each block.
 template <bool kBytes, int Taps, int Stride>
 __attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const Run& run,
                                              const Int16PiecewiseVectors* curve) {
-  constexpr int kSmallTile = 4, kLargeTile = 8;  // definition
+  constexpr int kSmallTile = 4, kLargeTile = 8;  // definition: pixels of a register tile
   const Int16Problem p = problem;                // a local copy: stores may alias the argument
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
@@ -287,6 +293,7 @@ __attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const 
   }
 }
 
+// Selects the loop for this filter and stride.
 template <bool kBytes>
 void whole_blocks(const Int16Problem& p, const Run& run, const Int16PiecewiseVectors* curve) {
   const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w == p.kernel_h ? p.kernel_w : 0;

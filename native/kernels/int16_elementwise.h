@@ -8,8 +8,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int64_t kGateChannels = 512;  // gate channels per pass over the pixels: 1 KiB of L1
+constexpr int64_t kGateChannels = 512;  // chosen: gate channels per pass over the pixels, 1 KiB of L1
 
+// Loads a vector of channels minus their zero point.
 TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lanes) {
   const int64_t at = pixel * x.step + c;
   return (x.is_int16 ? load_int16(static_cast<const int16_t*>(x.data) + at, lanes)
@@ -18,7 +19,7 @@ TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lane
 }
 
 #if defined(__AVX2__)
-// Sixteen channels as one or two vectors.
+// Sixteen channels in one or two vectors.
 struct Sixteen {
   vf v[kVectors];
 };
@@ -26,6 +27,7 @@ struct SixteenWhole {
   vi v[kVectors];
 };
 
+// Loads a vector of channels whose data type is known at compile time.
 template <bool kInt16>
 TW_INLINE vi load_sixteen_lanes(const MixedPixels& x, int64_t pixel, int64_t c) {
   MixedPixels typed = x;
@@ -48,10 +50,10 @@ TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& 
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       const Sixteen values = value(pixel);
 #if defined(__AVX512F__)
-      const __m256i whole = sixteen_whole(values.v[0], most);
+      const __m256i whole = round_sixteen(values.v[0], most);
       const __m256i numbers = is_piecewise ? curve.evaluate(whole) : curve.clamp(whole);
 #else
-      const __m256i whole = sixteen_whole(values.v[0], values.v[1], most);
+      const __m256i whole = round_sixteen(values.v[0], values.v[1], most);
       const __m256i numbers = _mm256_permute4x64_epi64(is_piecewise ? curve.evaluate(whole) : curve.clamp(whole), 0xd8);
 #endif
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<int16_t*>(to.data) + pixel * to.step + c), numbers);
@@ -59,6 +61,7 @@ TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& 
   }
 }
 
+// Whether each_sixteen applies.
 bool fits_sixteen_lanes(int64_t channels, const MixedStage& stage, const MixedTarget& to) {
   return to.is_int16 && channels >= kInt8Panel && Int16PiecewiseVectors::supports(stage.int16_stage);
 }
@@ -96,6 +99,7 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedStage& s
   });
 }
 
+// a + b, dequantized by their scales; sixteen channels at a time where possible.
 void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& stage,
          const MixedTarget& to) {
 #if defined(__AVX2__)
@@ -120,11 +124,13 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
   });
 }
 
+// A vector of the gate as fixed-point fractions of 2^15.
 TW_INLINE vi gate_fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
   return round_to_range(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kInt16Limit, kInt16Limit);
 }
 
-// Multiplies every pixel by the gate's fractions of 32768, one per channel.
+// Multiplies every pixel by the gate as fixed-point fractions of 2^15, one per channel. A short last block overlaps the
+// one before it.
 void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels,
                        const Int16Stage& stage, const MixedTarget& to) {
   const int16_t* x = static_cast<const int16_t*>(a.data);
@@ -136,15 +142,14 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
     int16_t fractions[kGateChannels];
     for (int64_t begin = 0; begin < channels; begin += kGateChannels) {
       const int64_t count = channels - begin < kGateChannels ? channels - begin : kGateChannels;
-      const int64_t some = count < kInt8Panel ? kInt8Panel : count,
-                    c = begin + count - some;  // a short last block overlaps the one before it
-      for (int64_t i = 0; i < some; i += kLanes) {
-        const int lanes = some - i < kLanes ? static_cast<int>(some - i) : kLanes;
+      const int64_t width = count < kInt8Panel ? kInt8Panel : count, c = begin + count - width;
+      for (int64_t i = 0; i < width; i += kLanes) {
+        const int lanes = width - i < kLanes ? static_cast<int>(width - i) : kLanes;
         store_int16(fractions + i, gate_fraction_at(gate, c + i, lanes), lanes);
       }
       for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-        for (int64_t block = 0; block * kInt8Panel < some; ++block) {
-          const int64_t i = block_at(block, some);
+        for (int64_t block = 0; block * kInt8Panel < width; ++block) {
+          const int64_t i = block_at(block, width);
           const __m256i product =
               _mm256_mulhrs_epi16(load_sixteen(x + pixel * a.step + c + i), load_sixteen(fractions + i));
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + pixel * to.step + c + i),
@@ -166,6 +171,7 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
   }
 }
 
+// a * b; a gate (one broadcast pixel) is loaded once per block of channels.
 void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& stage,
          const MixedTarget& to) {
   if (b.step == 0 && b.scale != 0.0f) return gate_by_fractions(a, b, pixels, channels, stage.int16_stage, to);

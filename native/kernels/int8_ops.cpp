@@ -35,8 +35,9 @@ TW_INLINE void four_channels(const float* x, int64_t plane, int64_t n, float inv
   }
 }
 
+// Quantizes groups of four channels, a strip of a row at a time: each pixel's four bytes are stored as one 32-bit word.
 void quantize_image(const float* x, int64_t channels, float inverse, int zero, const BytePlane& plane, uint8_t* to) {
-  constexpr int64_t kStrip = 64;
+  constexpr int64_t kStrip = 64;  // chosen: pixels
   int32_t strip[kStrip];
   const int64_t size = plane.height * plane.width;
   for (int64_t y = 0; y < plane.height; ++y) {
@@ -64,10 +65,10 @@ void quantize_image(const float* x, int64_t channels, float inverse, int zero, c
   }
 }
 
-constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition
+constexpr float kLargestFloat = 3.4028234663852886e38f;  // definition: FLT_MAX
 
 float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
-  vf most = {};  // NaNs are ignored here and become 128, the zero point
+  vf most = {};  // the maximum ignores NaNs, which become 128, the zero point
   int64_t whole = n / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     const vf v = load(x + i);
@@ -82,10 +83,11 @@ float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   return top / 127.0f;
 }
 
-// Multiplication by an odd number is invertible modulo 2^32, so a single changed float always changes the hash.
+// Multiplicative hashing in independent chains. Multiplication by an odd number is invertible modulo 2^32, so a single
+// changed float always changes the hash. The factors are 2^32 and 2^64 divided by the golden ratio (Knuth).
 uint64_t fingerprint(const float* x, int64_t n) {
   typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
-  constexpr int kChains = 8;
+  constexpr int kChains = 8;  // chosen: hides the latency of the multiplication
   vu chain[kChains] = {};
   int64_t i = 0;
   for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
@@ -181,8 +183,8 @@ TW_INLINE vi sum_of_window(const uint8_t* x, const BytePlane& in, const Window& 
   return sum;
 }
 
-// A quotient of integers below 2^23 is either on a rounding boundary or at least 1 / (2 n) away from it, so division in
-// float32 rounds exactly.
+// Division in float32 rounds exactly: a quotient of integers below 2^23 is either on a rounding boundary or at least 1
+// / (2 n) away from it.
 void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, int zero, uint8_t* y,
               const BytePlane& out) {
   const int64_t cells = w.kernel_h * w.kernel_w;
@@ -202,11 +204,11 @@ void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
   }
 }
 
-constexpr int64_t kSumBlock = 64;  // channels summed at a time
+constexpr int64_t kSumBlock = 64;  // chosen: channels summed at a time
 
 // Sums pixels in 16 bits as long as they cannot overflow, then in 32 bits.
 TW_INLINE void sum_pixels(const uint8_t* x, const BytePlane& in, int64_t n, int32_t* sums) {
-  constexpr int64_t kPixels = 65535 / 255;
+  constexpr int64_t kPixels = 65535 / 255;  // definition: the most bytes whose sum fits 16 bits
   for (int64_t c = 0; c < n; ++c) sums[c] = 0;
   for (int64_t iy = 0; iy < in.height; ++iy) {
     for (int64_t left = 0; left < in.width; left += kPixels) {
@@ -245,6 +247,7 @@ bool is_two_group_shuffle(const int32_t* channels, int64_t count) {
   return true;
 }
 
+// y = a[0], b[0], a[1], b[1], ...
 TW_INLINE void interleave(const uint8_t* a, const uint8_t* b, int64_t n, uint8_t* y) {
   int64_t i = 0;
 #if defined(__x86_64__)
@@ -263,9 +266,9 @@ TW_INLINE void interleave(const uint8_t* a, const uint8_t* b, int64_t n, uint8_t
 
 void gather_channels(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels,
                      uint8_t* y, int64_t y_step) {
-  const bool turns = is_two_group_shuffle(channels, count);
+  const bool is_shuffle = is_two_group_shuffle(channels, count);
   for (int64_t p = 0; p < pixels; ++p, x += x_step, y += y_step) {
-    if (turns) {
+    if (is_shuffle) {
       interleave(x, x + count / 2, count / 2, y);
     } else {
       for (int64_t i = 0; i < count; ++i) y[i] = x[channels[i]];

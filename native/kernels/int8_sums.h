@@ -11,16 +11,19 @@ namespace TW_ISA {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 
-struct RowOffsets {  // the odd length keeps the arrays from being whole pages apart (cache conflicts)
+// Offsets of a block's rows in the input, the output and the residual. The added 24 keep the arrays from being a
+// multiple of 4 KiB apart, which would make them share cache sets.
+struct RowOffsets {
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
 
-// Fills the offsets of `count` pixels of one row.
+// Fills the offsets of `count` neighbouring pixels of one image row.
 inline void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
   const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
   for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
 }
 
+// Fills the offsets of `count` pixels from pixel `first` of the problem on, one image row after the other.
 inline void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at) {
   int64_t x = first % p.width, y = first / p.width % p.height, image = first / p.width / p.height;
   for (int i = 0; i < count;) {
@@ -37,6 +40,7 @@ inline void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffs
   }
 }
 
+// Row scale, bias and ReLU of a float32 result.
 TW_INLINE vf apply_float_epilogue(const Int8Problem& p, vf value, int64_t row, int column) {
   if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
   if (p.bias != nullptr) value = value + load(p.bias + column);
@@ -44,6 +48,7 @@ TW_INLINE vf apply_float_epilogue(const Int8Problem& p, vf value, int64_t row, i
   return value;
 }
 
+// Loads and dequantizes a vector of the residual.
 TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
   if (p.int16_residual) {
     const vi numbers = load_int16(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
@@ -71,20 +76,20 @@ TW_INLINE void requantize(const Int8Problem& p, vi sum, int64_t row, int64_t out
   if (p.kind == Int8Out::int16)
     return requantize_store_int16(static_cast<int16_t*>(p.out) + out_offset + column, value, p.int16_stage, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
-  const int own = p.columns - column;  // padding columns must not receive a table entry
+  const int own = p.columns - column;  // columns added up to a group of 4 must not receive a table entry
   if (p.uint8_stage.approximation == Approximation::lookup_table && own < lanes) lanes = own;
   dispatch_approximation(p.uint8_stage,
                          [&](auto constant) { requantize_store<constant.value>(to, value, p.uint8_stage, lanes); });
 }
 
-// How full tiles are requantized.
+// The code that requantizes full tiles.
 enum class OutputPath { plain, residual, parabola, piecewise, table, int16 };
 
 constexpr Approximation approximation_of(OutputPath path) {
   return path == OutputPath::parabola ? Approximation::parabola : Approximation::none;
 }
 
-// Whether a residual is added. The plain paths know it at compile time.
+// Whether a residual is added, a compile-time constant except in two paths.
 template <OutputPath W>
 TW_INLINE bool adds_residual(const Int8Problem& p) {
   return W == OutputPath::parabola || W == OutputPath::piecewise ? p.residual != nullptr : W == OutputPath::residual;
@@ -139,14 +144,15 @@ TW_INLINE vf scaled_sum(const Int8Problem& p, vi sum, const RowOffsets& at, int 
   return value;
 }
 
-// Rounds to int16 with upper bound `most`, saturating below. With AVX2, two vectors in the order of a pack.
+// Rounds to int16 with the upper bound `most`, saturating below. With AVX2 the result of two vectors has the order of a
+// pack.
 #if defined(__AVX512F__)
-TW_INLINE __m256i sixteen_whole(vf value, vf most) {
+TW_INLINE __m256i round_sixteen(vf value, vf most) {
   const __m512 bounded = _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // returns `value` for a NaN
   return _mm512_maskz_cvtsepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, bounded));
 }
 #else
-TW_INLINE __m256i sixteen_whole(vf first, vf second, vf most) {
+TW_INLINE __m256i round_sixteen(vf first, vf second, vf most) {
   return _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_min_ps((__m256)most, (__m256)first)),
                             _mm256_cvtps_epi32(_mm256_min_ps((__m256)most, (__m256)second)));
 }
@@ -165,7 +171,7 @@ TW_INLINE void requantize_int16_vectors(const Int8Problem& p, const vi (&acc)[R]
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const __m256i whole =
-          sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
+          round_sixteen(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
       const __m256i numbers = kPiecewise ? curve.evaluate(whole) : curve.clamp(whole);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
     }
@@ -176,7 +182,7 @@ TW_INLINE void requantize_int16_vectors(const Int8Problem& p, const vi (&acc)[R]
   for (int i = 0; i < R * V; i += 2) {
     const int r = i / V, v = i % V, next = (i + 1) / V, beside = (i + 1) % V;
     const __m256i packed =
-        sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes),
+        round_sixteen(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes),
                       scaled_sum<kResidual>(p, acc[next][beside], at, first + next, column + beside * kLanes), most);
     const __m256i numbers = _mm256_permute4x64_epi64(kPiecewise ? curve.evaluate(packed) : curve.clamp(packed), 0xd8);
     if constexpr (V % 2 == 0) {
@@ -216,8 +222,9 @@ TW_INLINE void requantize_to_int16(const Int8Problem& p, const vi (&acc)[R][V], 
 #endif
 
 #if defined(__AVX512F__)
-// Requantizes full panels to uint8, four vectors of 16 columns at a time. Saturating packs clamp and narrow, and the
-// result is stored as four times 16 bytes. One vector at a time costs three times as much, which shows if K is small.
+// Requantizes full panels to uint8, four vectors of 16 columns at a time. Saturating packs clamp and narrow them, and
+// the result is stored as four times 16 bytes. One vector at a time takes three times as long, which shows if K is
+// small.
 struct ByteStore {
   uint8_t* out;
   const uint8_t* residual;
@@ -233,6 +240,7 @@ struct ByteStore {
         lowest(_mm512_set1_epi8(static_cast<char>(p.uint8_stage.low))),
         residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
 
+  // Scales a vector of sums, adds the residual, applies the activation and rounds, without the zero point.
   template <OutputPath W>
   TW_INLINE __m512i rounded(const Int8Problem& p, vi sum, __m512 scale, int64_t residual_at) const {
     __m512 value = _mm512_mul_ps((__m512) __builtin_convertvector(sum, vf), scale);
@@ -247,6 +255,7 @@ struct ByteStore {
     return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
   }
 
+  // Adds the zero point to four rounded vectors, clamps and stores them at four offsets.
   TW_INLINE void store(__m512i a, __m512i b, __m512i c, __m512i d, const int64_t* at) const {
     const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
     const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
@@ -281,7 +290,8 @@ TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][P], 
   }
 }
 #elif defined(__AVX2__)
-// Rounds one vector of 8 columns. On AVX2, four of them (two rows of a panel or four of half) are stored as 32 bytes.
+// Scales one vector of 8 sums, adds the residual, applies the parabola and rounds. Four of them (two rows of a panel or
+// four rows of half a panel) are stored as 32 bytes.
 template <OutputPath W>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
@@ -312,7 +322,7 @@ struct SiluPiecewiseVectors {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
   }
 
-  TW_INLINE __m256i of(__m256i u) const {
+  TW_INLINE __m256i evaluate(__m256i u) const {
     const __m256i t = _mm256_mullo_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), shift);
     const __m256i at = _mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice);
     const __m256i bytes = _mm256_add_epi16(at, _mm256_set1_epi16(0x0100));  // byte indices of the coefficient
@@ -342,7 +352,7 @@ TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][V], 
       part[i] = rounded<W>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
     }
     __m256i top = _mm256_packs_epi32(part[0], part[1]), bottom = _mm256_packs_epi32(part[2], part[3]);
-    if constexpr (W == OutputPath::piecewise) top = silu.of(top), bottom = silu.of(bottom);
+    if constexpr (W == OutputPath::piecewise) top = silu.evaluate(top), bottom = silu.evaluate(bottom);
     const __m256i bytes = pack_uint8_in_order(top, bottom, zero, lowest);
     const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     uint8_t* out = static_cast<uint8_t*>(p.out) + column;
@@ -361,7 +371,7 @@ TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][V], 
 #endif
 
 #if defined(__AVX2__)
-// Requantizes full panels by a path that is a compile-time constant.
+// Requantizes full panels by a known path.
 template <int R, int V, OutputPath W>
 TW_INLINE void requantize_whole_panel(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
                                       int column) {
@@ -403,6 +413,7 @@ TW_INLINE void store_float32_or_int32(const Int8Problem& p, const vi (&acc)[R][V
   }
 }
 
+// The output stage of a tile: R rows by P panels of sums, in the fastest way that applies.
 template <int R, int P>
 TW_INLINE void requantize_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                                int64_t row, int panel) {
@@ -427,7 +438,7 @@ TW_INLINE void requantize_tile(const Int8Problem& p, const vi (&acc)[R][P * kVec
     }
   }
 #endif
-  // Partial panels. Unrolled, this rare case with all its branches was half of the compile time of int8.cpp.
+  // Partial panels. Unrolled, this rare case with all its branches took half of the compile time of int8.cpp.
 #pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 1

@@ -8,19 +8,20 @@
 namespace tw {
 namespace {
 
-// What a graph asks of an integer convolution's geometry.
-struct ConvNeeds {
-  int64_t channels, multiply_adds;  // of the input; per output number
+// The properties of an integer convolution that scheduling uses.
+struct ConvTraits {
+  int64_t channels, multiply_adds;  // input channels; multiply-adds per number of the result
   bool any_pitch;
   ReceptiveField field;
 };
 
-ConvNeeds needs(const IntegerGeometry& g, bool any_pitch) {
+ConvTraits conv_traits(const IntegerGeometry& g, bool any_pitch) {
   return {g.channels(), g.tap_count() * g.group_channels, any_pitch, {-g.top, g.reach_h(), g.taps.stride_h}};
 }
 bool reads_any_pitch(const Int8Layer& layer) { return layer.geometry().taps.kernel_w == 1; }
 bool reads_any_pitch(const Int8GroupedLayer&) { return true; }
 
+// A residual must have the result's shape and the data type that the layer expects.
 void check_residual(const TensorDesc& residual, const TensorDesc& out, bool int16) {
   require(residual.is_integer() && residual.height == out.height && residual.width == out.width &&
               residual.channels == out.channels && residual.is_int16() == int16,
@@ -33,12 +34,12 @@ class Int8Conv : public Op {
  public:
   Int8Conv(std::shared_ptr<const Layer> layer, bool residual, int padding)
       : layer_(std::move(layer)),
-        needs_(needs(layer_->geometry(), tw::reads_any_pitch(*layer_))),
+        traits_(conv_traits(layer_->geometry(), tw::reads_any_pitch(*layer_))),
         residual_(residual),
         padding_(padding) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(in[0].dtype == DType::uint8 && !in[0].rows && in[0].channels == needs_.channels,
+    require(in[0].dtype == DType::uint8 && !in[0].rows && in[0].channels == traits_.channels,
             "x has another number of channels than the weights");
     TensorDesc out = integers(layer_->gives_int16() ? DType::int16 : DType::uint8, layer_->conv_shape(in[0].image(1)),
                               layer_->geometry().columns, padding_, layer_->zero());
@@ -48,10 +49,10 @@ class Int8Conv : public Op {
   }
 
   bool reads_int16() const override { return layer_->int16_residual(); }
-  bool reads_any_pitch() const override { return needs_.any_pitch; }
-  ReceptiveField receptive_field() const override { return needs_.field; }
+  bool reads_any_pitch() const override { return traits_.any_pitch; }
+  ReceptiveField receptive_field() const override { return traits_.field; }
   int64_t weight_bytes() const override { return layer_->nbytes(); }
-  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * needs_.multiply_adds; }
+  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * traits_.multiply_adds; }
 
   void run(const OpCall& call) const override {
     const Int8Image residual = residual_ ? call.in[1]->numbers(call.batch) : Int8Image{};
@@ -61,7 +62,7 @@ class Int8Conv : public Op {
 
  private:
   std::shared_ptr<const Layer> layer_;
-  ConvNeeds needs_;
+  ConvTraits traits_;
   bool residual_;
   int padding_;
 };
@@ -71,13 +72,13 @@ class Int16Conv : public Op {
  public:
   Int16Conv(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding)
       : layer_(std::move(layer)),
-        needs_(needs(layer_->geometry(), true)),
+        traits_(conv_traits(layer_->geometry(), true)),
         residual_(residual),
         relu_(relu),
         padding_(padding) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(in[0].is_integer() && in[0].is_int16() != layer_->reads_bytes() && in[0].channels == needs_.channels,
+    require(in[0].is_integer() && in[0].is_int16() != layer_->reads_bytes() && in[0].channels == traits_.channels,
             "x has another number of channels than the weights");
     const bool rows = in[0].rows, to_float = layer_->kind() == Int8Out::float32;
     const DType dtype = layer_->kind() == Int8Out::int16 ? DType::int16 : DType::uint8;
@@ -96,9 +97,9 @@ class Int16Conv : public Op {
 
   bool reads_int16() const override { return true; }
   bool writes_any_pitch() const override { return layer_->kind() != Int8Out::float32; }
-  ReceptiveField receptive_field() const override { return needs_.field; }
+  ReceptiveField receptive_field() const override { return traits_.field; }
   int64_t weight_bytes() const override { return layer_->nbytes(); }
-  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * needs_.multiply_adds; }
+  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * traits_.multiply_adds; }
 
   void run(const OpCall& call) const override {
     Int8Image to = call.out->numbers(call.batch);
@@ -110,11 +111,12 @@ class Int16Conv : public Op {
 
  private:
   std::shared_ptr<const Int16Layer> layer_;
-  ConvNeeds needs_;
+  ConvTraits traits_;
   bool residual_, relu_;
   int padding_;
 };
 
+// Linear layer with int8 weights on rows of uint8.
 class Int8Linear : public Op {
  public:
   Int8Linear(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu)
@@ -155,7 +157,7 @@ class Int8Linear : public Op {
   bool relu_;
 };
 
-// A float convolution by one algorithm, or a pointwise one and the depthwise one that reads it (`next`).
+// A float convolution by one algorithm; or a pointwise convolution and the depthwise one that reads it (`next`).
 class FloatConv : public Op {
  public:
   FloatConv(std::shared_ptr<const FloatConvLayer> layer, ConvAlgorithm algorithm,
@@ -225,7 +227,7 @@ class FloatLinear : public Op {
   ConvAlgorithm algorithm_;
 };
 
-// A linear layer with int8 weights on pixels that were quantized by their own scales: act(x w + bias + residual).
+// A linear layer with int8 weights on dynamically quantized pixels: act(x w + bias + residual), in floats.
 class DynamicLinear : public Op {
  public:
   DynamicLinear(std::shared_ptr<const Int8Layer> layer, ConvActivation activation)

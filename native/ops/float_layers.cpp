@@ -11,6 +11,7 @@
 namespace tw {
 namespace {
 
+// Copies `count` floats and appends `padding` zeros.
 Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
   Buffer<float> to(static_cast<std::size_t>(count + padding));
   if (count > 0) std::memcpy(to.data(), from, static_cast<std::size_t>(count) * sizeof(float));
@@ -20,13 +21,14 @@ Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
 
 int64_t nonzeros_of(const float* weights, int64_t count) { return count - std::count(weights, weights + count, 0.0f); }
 
+// Whether an image has neither infinities nor NaN.
 bool is_finite(const LastImage& x) {
   const bool planes = x.pitch == 0;
   const int64_t columns = planes ? x.pixels() * x.c : x.c;
   return active_sparse().finite(x.data, planes ? columns : x.pitch, planes ? 1 : x.pixels(), columns);
 }
 
-// The number of outputs along one side; -1 where none fits.
+// The number of outputs along one side; -1 if the window does not fit. `reach` is the extent of the dilated filter.
 int64_t output_size(int64_t size, int64_t before, int64_t after, int64_t reach, int64_t stride) {
   const int64_t last = size + before + after - reach;
   return last < 0 ? -1 : last / stride + 1;
@@ -34,6 +36,7 @@ int64_t output_size(int64_t size, int64_t before, int64_t after, int64_t reach, 
 
 }  // namespace
 
+// Copies the weights and the bias. A vector of zeros follows the bias, because kernels load whole vectors.
 FloatConvLayer::FloatConvLayer(const float* weights, const int64_t shape[4], const float* bias,
                                const ConvGeometry& geometry, ConvActivation activation)
     : o_(shape[0]),
@@ -96,7 +99,8 @@ FloatConvLayer::Packed& FloatConvLayer::slot(ConvAlgorithm algorithm) const {
   return packed_[static_cast<int>(algorithm) - static_cast<int>(ConvAlgorithm::direct)][static_cast<int>(active_isa())];
 }
 
-// Recovers released weights from their packed form, for images with numbers that its algorithm cannot process.
+// Recovers released weights from a packed form. Needed when an image has numbers that its algorithm cannot process
+// (infinities, NaN), so that another algorithm must pack them.
 Buffer<float> FloatConvLayer::unpacked_weights(const ConvShape& s) const {
   if (sparse_ != nullptr) {
     Buffer<float> raw(static_cast<std::size_t>(count()));
@@ -113,6 +117,7 @@ Buffer<float> FloatConvLayer::unpacked_weights(const ConvShape& s) const {
   throw std::invalid_argument("this graph was built for another instruction set");
 }
 
+// Returns the weights packed for an algorithm on the current instruction set, and packs them at the first call.
 const FloatConvLayer::Packed& FloatConvLayer::packed(ConvAlgorithm algorithm, const ConvShape& s) const {
   Packed& p = slot(algorithm);
   std::call_once(p.once, [&] {
@@ -132,6 +137,7 @@ const FloatConvLayer::Packed& FloatConvLayer::packed(ConvAlgorithm algorithm, co
   return p;
 }
 
+// Falls back to the direct algorithm if Winograd's transformed weights would be too large.
 ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm preferred) const {
   const bool applies = preferred == ConvAlgorithm::direct || (transforms(preferred) && winograd_applies(s));
   const ConvAlgorithm algorithm = applies ? preferred : choose_algorithm(s);
@@ -154,7 +160,7 @@ void FloatConvLayer::run(ConvAlgorithm algorithm, const LastImage& x, const Last
   const ConvEpilogue e{bias_.data(), residual == nullptr ? nullptr : residual->data, activation_};
   const ConvLayout layout{x.pitch, y.pitch, residual == nullptr ? 0 : residual->pitch};
   if (s.n == 0) return;
-  // A zero weight times infinity is NaN, which only the algorithms that multiply by zeros give.
+  // A zero weight times infinity is NaN, which sparse kernels would miss: they are for finite images only.
   if (algorithm == ConvAlgorithm::sparse && is_finite(x)) return sparse_->convolve(s, x.data, e, layout, y.data);
   if (transforms(algorithm)) {
     const Packed& p = packed(algorithm, s);
@@ -179,10 +185,10 @@ void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, co
   const ConvEpilogue first_epilogue{bias_.data(), nullptr, activation_};
   const ConvEpilogue e{next.bias_.data(), residual == nullptr ? nullptr : residual->data, next.activation_};
   const ConvLayout layout{0, y.pitch, residual == nullptr ? 0 : residual->pitch};
-  const float *own = packed(ConvAlgorithm::direct, first).floats.data(),
-              *others = next.packed(ConvAlgorithm::direct, second).floats.data();
-  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, first_epilogue, second, others, e, layout,
-                                                y.data))
+  const float *weights = packed(ConvAlgorithm::direct, first).floats.data(),
+              *next_weights = next.packed(ConvAlgorithm::direct, second).floats.data();
+  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, weights, first_epilogue, second, next_weights,
+                                                e, layout, y.data))
     throw std::bad_alloc();
 }
 
@@ -207,6 +213,7 @@ ConvAlgorithm FloatLinearLayer::prepare(int64_t rows, ConvAlgorithm preferred) c
   return ConvAlgorithm::sparse;
 }
 
+// y = act(x W^T + bias). The product's epilogue applies ReLU and GELU; other activations are a second pass.
 void FloatLinearLayer::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage& y) const {
   const int64_t x_pitch = x.pitch == 0 ? in_ : x.pitch;
   if (algorithm == ConvAlgorithm::sparse && active_sparse().finite(x.data, x_pitch, x.n, in_)) {

@@ -7,6 +7,7 @@
 namespace tw {
 namespace {
 
+// Max or average pooling over windows.
 class Pool : public Op {
  public:
   Pool(const PoolWindow& window, bool mean, int padding) : window_(window), mean_(mean), padding_(padding) {}
@@ -43,6 +44,7 @@ class Pool : public Op {
   }
 
  private:
+  // Passes the window and sizes to the float kernel.
   void pool_floats(const OpCall& call) const {
     const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
     const PoolShape s{0,
@@ -64,6 +66,7 @@ class Pool : public Op {
   int padding_;
 };
 
+// The mean of each channel over all pixels, of floats.
 class FloatGlobalMean : public Op {
  public:
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -75,11 +78,12 @@ class FloatGlobalMean : public Op {
   }
 };
 
-// The mean of each channel, requantized.
+// The mean of each channel over all pixels, requantized to uint8 or int16.
 class GlobalMean : public Op {
  public:
   GlobalMean(const PoolScales& scales, bool rows, int padding) : scales_(scales), padding_(padding), rows_(rows) {
-    require(scales.int16_limit >= 0 && scales.int16_limit <= kInt16Limit, "bad output range");
+    require(scales.int16_limit >= 0 && scales.int16_limit <= kInt16Limit,
+            "the limit of an int16 result is at most 32767");
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -104,36 +108,33 @@ class GlobalMean : public Op {
                                       call.out.row(image, 0));
         continue;
       }
-      for (int64_t c = 0; c < in.channels; c += kStrip)
-        mean_of_strip(call, image, c, std::min(kStrip, in.channels - c));
+      mean_of_image(call, image);
     }
   }
 
  private:
-  static constexpr int64_t kStrip = 256;  // channels at a time
-
-  void mean_of_strip(const OpCall& call, int64_t image, int64_t first, int64_t count) const {
+  // The means of one image, where the input or the result is int16.
+  void mean_of_image(const OpCall& call, int64_t image) const {
     const TensorDesc& in = *call.in[0].desc;
-    int64_t total[kStrip] = {};
+    std::vector<int64_t> total(static_cast<std::size_t>(in.channels));
+    std::vector<int32_t> sums(total.size());
     const int64_t rows_at_once = kMaxSummedPixels / in.width;  // whose sum fits into 32 bits
     for (int64_t row = 0; row < in.height; row += rows_at_once) {
-      int32_t sums[kStrip];
       BytePlane plane = in.numbers(1).plane();
       plane.height = std::min(rows_at_once, in.height - row);
-      active_int16().sums(call.in[0].row(image, row) + first * in.element_size(), in.is_int16(), plane, count, sums);
-      for (int64_t c = 0; c < count; ++c) total[c] += sums[c];
+      active_int16().sums(call.in[0].row(image, row), in.is_int16(), plane, in.channels, sums.data());
+      for (std::size_t c = 0; c < total.size(); ++c) total[c] += sums[c];
     }
-    const float cells = static_cast<float>(in.height * in.width);
-    float mean[kStrip];
-    for (int64_t c = 0; c < count; ++c)
+    const float cells = static_cast<float>(in.height * in.width), inverse = 1.0f / scales_.out_scale;
+    std::vector<float> mean(total.size());
+    for (std::size_t c = 0; c < total.size(); ++c)
       mean[c] = (static_cast<float>(total[c]) / cells - static_cast<float>(in.zero_point)) * scales_.scale;
-    uint8_t* to = call.out.row(image, 0) + first * call.out->element_size();
-    const float inverse = 1.0f / scales_.out_scale;
+    uint8_t* to = call.out.row(image, 0);
     if (call.out->is_int16()) {
-      return active_int16().quantize(mean, 1, count, count, inverse, scales_.int16_limit,
+      return active_int16().quantize(mean.data(), 1, in.channels, in.channels, inverse, scales_.int16_limit,
                                      reinterpret_cast<int16_t*>(to), 1);
     }
-    active_int8_ops().quantize(mean, count, inverse, scales_.out_zero_point, to);
+    active_int8_ops().quantize(mean.data(), in.channels, inverse, scales_.out_zero_point, to);
   }
 
   PoolScales scales_;

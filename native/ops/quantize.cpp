@@ -1,4 +1,4 @@
-// Conversions: floats to integers and back, and between memory layouts of floats.
+// Conversions: floats to integers and back, and between the memory layouts of floats.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@ class Quantize : public Op {
   // limit 0: uint8; else int16 in [-limit, limit]
   Quantize(float scale, int zero_point, int limit, int padding)
       : scale_(scale), zero_point_(zero_point), limit_(limit), padding_(padding) {
-    require(limit >= 0 && limit <= kInt16Limit, "bad output range");
+    require(limit >= 0 && limit <= kInt16Limit, "the limit of an int16 result is at most 32767");
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -55,6 +55,7 @@ class Quantize : public Op {
   }
 
  private:
+  // Quantizes channels-last floats pixel by pixel. Channels that fill up the last group of four get the zero point.
   void quantize_pixels(const OpCall& call) const {
     const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
     for_rows(out, call.batch, [&](int64_t image, int64_t row) {
@@ -114,6 +115,7 @@ class Dequantize : public Op {
   }
 
  private:
+  // Dequantizes to channels-last floats, pixel by pixel.
   void dequantize_pixels(const OpCall& call) const {
     const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
     for_rows(out, call.batch, [&](int64_t image, int64_t row) {
@@ -134,6 +136,7 @@ class Dequantize : public Op {
   Layout layout_;
 };
 
+// Dynamic quantization with a scale per pixel: one row of a token matrix, for example.
 class QuantizeRows : public Op {
  public:
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -158,7 +161,7 @@ class QuantizeRows : public Op {
   }
 
  private:
-  static constexpr int kZeroPoint = 128;  // definition
+  static constexpr int kZeroPoint = 128;  // definition: the middle of uint8, for a symmetric range
 };
 
 // Floats from planes to channels last, or back; or copied with another pitch.
@@ -179,7 +182,7 @@ class ChangeLayout : public Op {
     const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
     if (x.pitch == 0) return active_channels_last().from_planes(x, y);
     if (y.pitch == 0) return active_channels_last().to_planes(x, y);
-    // Not a float past a pixel's channels: an array of the caller ends there.
+    // Copies exactly the channels: the caller's array may end right after the last pixel.
     for (int64_t p = 0; p < x.pixels(); ++p)
       std::memcpy(y.data + p * y.pitch, x.data + p * x.pitch, static_cast<std::size_t>(x.c) * sizeof(float));
   }
@@ -195,7 +198,7 @@ OpPtr quantize_op(float scale, int zero_point, int padding) {
   return std::make_unique<Quantize>(scale, zero_point, 0, padding);
 }
 OpPtr quantize_int16_op(float scale, int limit, int padding) {
-  require(limit > 0, "bad output range");
+  require(limit > 0, "the limit of an int16 result must be positive");
   return std::make_unique<Quantize>(scale, 0, limit, padding);
 }
 OpPtr quantize_rows_op() { return std::make_unique<QuantizeRows>(); }

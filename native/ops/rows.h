@@ -8,36 +8,38 @@
 
 namespace tw {
 
-constexpr int64_t kVectorFloats = 16;  // hardware: of the widest vector; kernels read whole vectors
-constexpr int64_t kTaskFloats = 8192;  // elements of a task: fewer take as long as waking a thread
+constexpr int64_t kVectorFloats = 16;  // hardware: floats of the widest vector; kernels read whole vectors
+constexpr int64_t kTaskFloats = 8192;  // chosen: elements of a task; fewer take as long as waking a thread
 
-// Calls f(image, first row, rows) for all rows of all images, at most `max_rows` of an image at a time, shared among
-// the threads where there is enough work.
+// Calls f(image, first row, rows) for all rows of all images, at most `max_rows` rows of one image at a time. The
+// threads share the calls if there is enough work.
 template <class F>
 void for_row_blocks(const TensorDesc& desc, int64_t batch, int64_t max_rows, F&& f) {
   constexpr int64_t kTaskBytes = 4 * kTaskFloats;
   const int64_t rows = batch * desc.n * desc.height;
   const int64_t tasks =
       std::min({rows, batch * desc.elements() * desc.element_size() / kTaskBytes, int64_t{2} * num_threads()});
-  const auto some = [&](int64_t first, int64_t last) {
+  const auto visit = [&](int64_t first, int64_t last) {
     while (first < last) {
       const int64_t row = first % desc.height, count = std::min({max_rows, desc.height - row, last - first});
       f(first / desc.height, row, count);
       first += count;
     }
   };
-  if (tasks < 2 || num_threads() == 1) return some(0, rows);
-  parallel_for(static_cast<int>(tasks), [&](int task) { some(rows * task / tasks, rows * (task + 1) / tasks); });
+  if (tasks < 2 || num_threads() == 1) return visit(0, rows);
+  parallel_for(static_cast<int>(tasks), [&](int task) { visit(rows * task / tasks, rows * (task + 1) / tasks); });
 }
 
+// Calls f(image, row) for all rows of all images.
 template <class F>
 void for_rows(const TensorDesc& desc, int64_t batch, F&& f) {
   for_row_blocks(desc, batch, 1, [&](int64_t image, int64_t row, int64_t) { f(image, row); });
 }
 
-// Describes a result with the pixels of `in`, in a separate buffer.
+// Describes a result of the same shape and data type as `in`, in a buffer of default pitch.
 inline TensorDesc like(const TensorDesc& in, int padding, int zero_point) {
-  require(padding >= 0 && zero_point >= 0 && zero_point <= 255, "bad padding or zero point");
+  require(padding >= 0 && zero_point >= 0 && zero_point <= 255,
+          "padding must not be negative, and a zero point is between 0 and 255");
   TensorDesc out = in;
   out.padding = in.rows || !in.is_integer() ? 0 : padding;
   out.zero_point = zero_point;
@@ -45,9 +47,10 @@ inline TensorDesc like(const TensorDesc& in, int padding, int zero_point) {
   return out;
 }
 
-// Describes an integer result of this size.
+// Describes an integer result with the height and width of `image`.
 inline TensorDesc integers(DType dtype, const Int8Image& image, int64_t channels, int padding, int zero_point) {
-  require(padding >= 0 && zero_point >= 0 && zero_point <= 255, "bad padding or zero point");
+  require(padding >= 0 && zero_point >= 0 && zero_point <= 255,
+          "padding must not be negative, and a zero point is between 0 and 255");
   TensorDesc out;
   out.dtype = dtype;
   out.layout = Layout::channels_last;
@@ -71,6 +74,7 @@ inline TensorDesc float_pixels(int64_t n, int64_t channels, int64_t height, int6
   return out;
 }
 
+// Whether a value is floats in the layout channels_last.
 inline bool is_float_pixels(const TensorDesc& desc) {
   return !desc.is_integer() && desc.layout == Layout::channels_last;
 }

@@ -1,8 +1,8 @@
-// Operators on floats of any rank: each operand is read through strides, so reshapes, permutations, slices and
-// broadcasts of a value cost nothing.
+// Operators on floats of any rank. Each operand is read through strides, so reshapes, permutations, slices and
+// broadcasts of a value need no copy.
 //
-// The strides of a value depend on the distance between its pixels, which the memory planner chooses. An axis therefore
-// has a step in pixels and a step in channels; one of them is 0.
+// The distance between pixels is chosen by memory planning, after the strides of an operand are known. An axis
+// therefore has a step in pixels and a step in channels, one of which is 0; `resolve` turns both into floats.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,9 +19,9 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxAxes = 10;  // definition
+constexpr int kMaxAxes = 10;  // chosen: more axes than any operator of a known network
 
-// An operand with its strides in floats.
+// The address of an operand and its strides in floats.
 struct View {
   float* data = nullptr;
   std::array<int64_t, kMaxAxes> step{};
@@ -35,6 +35,7 @@ View resolve(const Operand& operand, const StridedOperand& spec) {
   return view;
 }
 
+// Checks that every index of the loop is inside the value.
 void require_inside(const StridedOperand& spec, const std::vector<int64_t>& sizes, const TensorDesc& desc) {
   require(is_float_pixels(desc), "a strided operator reads channels-last floats");
   require(spec.steps.size() == sizes.size() && sizes.size() <= kMaxAxes, "an operand has a step for every axis");
@@ -48,7 +49,7 @@ void require_inside(const StridedOperand& spec, const std::vector<int64_t>& size
   require(pixel < desc.pixels() && channel < desc.channels, "an operand ends behind its value");
 }
 
-// Common to all: the loop over `sizes`, the operands' strides and the shape of the result.
+// Base of the strided operators: the loop, the operands' strides and the shape of the result.
 class StridedOp : public Op {
  public:
   explicit StridedOp(StridedLoop loop) : loop_(std::move(loop)) {}
@@ -75,14 +76,15 @@ class StridedOp : public Op {
   StridedLoop loop_;
 };
 
+// The number of indices of axes [first, last).
 int64_t index_count(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last) {
   int64_t count = 1;
   for (std::size_t i = first; i < last; ++i) count *= sizes[i];
   return count;
 }
 
-// Removes axes of one element, and joins neighbours that are one axis in every view, from the innermost outwards. Rows
-// stay short enough to be distributed over threads.
+// Removes axes of size 1 and merges neighbouring axes that are contiguous to each other in every view, starting with
+// the innermost. A merged axis has at most kTaskFloats elements, so that threads can share the others.
 void merge_axes(std::vector<int64_t>& sizes, std::vector<View>& views) {
   const std::size_t count = sizes.size();
   std::size_t first = count;  // merged axes are moved to the end
@@ -103,18 +105,18 @@ void merge_axes(std::vector<int64_t>& sizes, std::vector<View>& views) {
   for (View& view : views) std::copy(view.step.begin() + first, view.step.begin() + count, view.step.begin());
 }
 
-// Calls f(pointers, count) for every index of the axes first ... last - 1; pointers[i] belongs to views[i]. One call is
-// for `count` neighbours along the axis last - 1.
+// Calls f(pointers, count) for all indices of axes [first, last); pointers[i] belongs to views[i]. Each call covers
+// `count` neighbours along axis last - 1.
 template <class F>
 void for_each_run(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
                   const std::vector<View>& views, int64_t floats_per_index, const F& f) {
   const int64_t count = index_count(sizes, first, last);
   const int64_t tasks = std::max<int64_t>(1, std::min(count, count * floats_per_index / kTaskFloats));
-  const auto some = [&](int64_t begin, int64_t end) {
+  const auto visit = [&](int64_t begin, int64_t end) {
     std::array<float*, kMaxOperands + 1> at{};
     std::array<int64_t, kMaxAxes> index{};
     for (std::size_t v = 0; v < views.size(); ++v) at[v] = views[v].data;
-    int64_t remainder = begin;
+    int64_t remainder = begin;  // the index of each axis, from the flat index `begin`
     for (std::size_t axis = last; axis-- > first;) {
       index[axis] = remainder % sizes[axis];
       remainder /= sizes[axis];
@@ -125,7 +127,7 @@ void for_each_run(const std::vector<int64_t>& sizes, std::size_t first, std::siz
       f(at, run);
       i += run;
       if (i == end) return;
-      // A run ends with its axis, unless it is the last one of the task.
+      // Go back to the start of the innermost axis and advance the next outer one, with carry.
       for (std::size_t v = 0; v < views.size(); ++v) at[v] -= index[last - 1] * views[v].step[last - 1];
       index[last - 1] = 0;
       for (std::size_t axis = last - 1; axis-- > first;) {
@@ -138,11 +140,11 @@ void for_each_run(const std::vector<int64_t>& sizes, std::size_t first, std::siz
       }
     }
   };
-  if (tasks == 1) return some(0, count);
-  parallel_near(static_cast<int>(tasks), [&](int task) { some(count * task / tasks, count * (task + 1) / tasks); });
+  if (tasks == 1) return visit(0, count);
+  parallel_near(static_cast<int>(tasks), [&](int task) { visit(count * task / tasks, count * (task + 1) / tasks); });
 }
 
-// Calls f(pointers) for every index of the axes first ... last - 1.
+// Calls f(pointers) for every single index of axes [first, last).
 template <class F>
 void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
                     const std::vector<View>& views, int64_t floats_per_index, const F& f) {
@@ -156,7 +158,7 @@ void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::s
                });
 }
 
-// Computes y = f(rows) where neighbours of y are `step` floats apart.
+// Computes y = f(rows) where neighbouring elements of y are `step` floats apart: into a buffer, then scattered.
 void map_apart(MapKind kind, const StridedRow* x, std::size_t inputs, float low, float high, float* y, int64_t step,
                int64_t n) {
   float part[64];  // stays in the first-level cache
@@ -170,23 +172,23 @@ void map_apart(MapKind kind, const StridedRow* x, std::size_t inputs, float low,
   }
 }
 
-// Computes y = f(operands) for a loop whose axes are merged; the last view is y.
+// Computes y = f(operands) for a loop whose axes are merged already. The last view is y.
 void map_merged(MapKind kind, const std::vector<int64_t>& sizes, const std::vector<View>& all, float low, float high) {
   const std::size_t inner = sizes.size() - 1, inputs = all.size() - 1;
-  const int64_t n = sizes[inner], apart = all[inputs].step[inner];
+  const int64_t n = sizes[inner], y_step = all[inputs].step[inner];
   const auto row_step = [&](std::size_t view) { return inner == 0 ? 0 : all[view].step[inner - 1]; };
   for_each_run(sizes, 0, inner, all, n, [&](const std::array<float*, kMaxOperands + 1>& at, int64_t count) {
     StridedRow rows[kMaxOperands];
     for (std::size_t v = 0; v < inputs; ++v) rows[v] = {at[v], all[v].step[inner], row_step(v)};
-    if (apart == 1) return active_strided().map(kind, rows, low, high, at[inputs], row_step(inputs), count, n);
+    if (y_step == 1) return active_strided().map(kind, rows, low, high, at[inputs], row_step(inputs), count, n);
     for (int64_t r = 0; r < count; ++r) {
-      map_apart(kind, rows, inputs, low, high, at[inputs] + r * row_step(inputs), apart, n);
+      map_apart(kind, rows, inputs, low, high, at[inputs] + r * row_step(inputs), y_step, n);
       for (std::size_t v = 0; v < inputs; ++v) rows[v].data += rows[v].row;
     }
   });
 }
 
-// The same for any loop, whose axes it merges.
+// Computes y = f(operands) for any loop.
 void map_views(MapKind kind, const std::vector<int64_t>& loop_sizes, std::vector<View>& all, float low, float high) {
   if (loop_sizes.size() > 1) {
     std::vector<int64_t> sizes = loop_sizes;
@@ -209,7 +211,8 @@ class Map : public StridedOp {
   }
 
  private:
-  // A copy whose rows are apart in the operand, but along another axis contiguous, is a loop over transposed matrices.
+  // A copy whose innermost axis is not contiguous in the operand, but another axis is: a batch of matrix
+  // transpositions.
   bool copy_transposed(std::vector<View> all) const {
     std::vector<int64_t> sizes = loop_.sizes;
     const std::size_t inner = sizes.size() - 1;
@@ -245,7 +248,8 @@ class Reduce : public StridedOp {
     const int64_t n = loop_.sizes[inner], count = index_count(loop_.sizes, outer_, rank);
     const StridedKernels& kernels = active_strided();
     const float factor = kind_ == ReduceKind::mean ? 1.0f / static_cast<float>(count) : 1.0f;
-    // Rows of the result are added up if the operand's rows are contiguous; else each element is one reduction.
+    // If neighbouring results read neighbouring elements, whole rows are accumulated; else each result is a reduction
+    // of its own.
     const bool by_rows = all[0].step[inner] == 1 && n >= 4;
     if (!by_rows && outer_ + 1 == rank && kind_ != ReduceKind::mean) {
       return for_each_run(loop_.sizes, 0, outer_, all, count, [&](const auto& at, int64_t rows) {
@@ -253,7 +257,7 @@ class Reduce : public StridedOp {
       });
     }
     for_each_index(loop_.sizes, 0, by_rows ? inner : outer_, all, count * n, [&](const auto& at) {
-      by_rows ? reduce_rows(kernels, all[0], at[0], at[1], n) : reduce_element(kernels, all[0], at[0], at[1]);
+      by_rows ? reduce_row(kernels, all[0], at[0], at[1], n) : reduce_element(kernels, all[0], at[0], at[1]);
       const int64_t written = by_rows ? n : 1;
       if (kind_ == ReduceKind::mean) {
         for (int64_t i = 0; i < written; ++i) at[1][i] *= factor;
@@ -264,7 +268,8 @@ class Reduce : public StridedOp {
  private:
   std::vector<int64_t> result_sizes() const override { return {loop_.sizes.begin(), loop_.sizes.begin() + outer_}; }
 
-  void reduce_rows(const StridedKernels& kernels, const View& x, float* from, float* to, int64_t n) const {
+  // Reduces n neighbouring results together, one vector operation per index of the reduced axes.
+  void reduce_row(const StridedKernels& kernels, const View& x, float* from, float* to, int64_t n) const {
     bool first = true;
     visit(x, from, outer_, loop_.sizes.size(), [&](float* row) {
       if (first) {
@@ -276,6 +281,7 @@ class Reduce : public StridedOp {
     });
   }
 
+  // Reduces one result: the innermost reduced axis by the kernel, the others by accumulating its values.
   void reduce_element(const StridedKernels& kernels, const View& x, float* from, float* to) const {
     const std::size_t last = loop_.sizes.size() - 1;
     bool first = true;
@@ -291,7 +297,7 @@ class Reduce : public StridedOp {
     });
   }
 
-  // Calls f for every index of the axes first ... last - 1 of one view.
+  // Calls f(pointer) for every index of axes [first, last) of one view.
   template <class F>
   void visit(const View& x, float* at, std::size_t first, std::size_t last, const F& f) const {
     if (first == last) return f(at);
@@ -324,7 +330,7 @@ class Softmax : public StridedOp {
   }
 };
 
-// Sums along the axis `axis`, each including its own element.
+// Cumulative sum along one axis, each sum including its own element.
 class CumulativeSum : public StridedOp {
  public:
   CumulativeSum(StridedLoop loop, std::size_t axis) : StridedOp(std::move(loop)), axis_(axis) {
@@ -337,7 +343,7 @@ class CumulativeSum : public StridedOp {
     const std::size_t inner = sizes.size() - 1;
     const int64_t length = sizes[axis_], x_step = all[0].step[axis_], y_step = all[1].step[axis_], n = sizes[inner];
     sizes[axis_] = 1;
-    // Neighbours of contiguous rows are summed together.
+    // If the innermost axis is contiguous, all its sums advance together: row i = row i - 1 + x[i].
     if (axis_ != inner && n > 1 && all[0].step[inner] == 1 && all[1].step[inner] == 1) {
       for_each_index(sizes, 0, inner, all, length * n, [&](const auto& at) {
         std::memcpy(at[1], at[0], static_cast<std::size_t>(n) * sizeof(float));
@@ -361,7 +367,7 @@ class CumulativeSum : public StridedOp {
   std::size_t axis_;
 };
 
-// Products of matrices: the last two axes of the loop are M and N; the operands have the axes (batch ..., M, K) and
+// Batched matrix product. The last two axes of the loop are M and N; the operands have axes (batch ..., M, K) and
 // (batch ..., K, N).
 class MatMul : public StridedOp {
  public:
@@ -397,8 +403,8 @@ class MatMul : public StridedOp {
   int64_t k_;
 };
 
-// A result of several loops: each operand is copied to its place, the rest has the value `fill`. Concatenation, padding
-// and the insertion of zeros between pixels. Every operand has its own loop.
+// A result assembled from several operands: each is copied to its place by its own loop, and the rest has the value
+// `fill`. Serves concatenation, padding and inserting zeros between pixels.
 class Assemble : public Op {
  public:
   Assemble(std::vector<StridedLoop> loops, float fill, bool covered)
@@ -433,8 +439,8 @@ class Assemble : public Op {
   bool covered_;
 };
 
-// Scaled dot-product attention of heads anywhere in memory. The loop has the axes (batch, groups, heads per group,
-// queries, channels); keys and values of a group serve all its heads (Ainslie et al. 2023).
+// Scaled dot-product attention of heads with any strides. The loop has the axes (batch, groups, heads per group,
+// queries, channels). The heads of a group share its keys and values (grouped-query attention, Ainslie et al. 2023).
 class GroupedAttention : public StridedOp {
  public:
   GroupedAttention(StridedLoop loop, const GroupedHeads& heads) : StridedOp(std::move(loop)), heads_(heads) {
