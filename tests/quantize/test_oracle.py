@@ -13,6 +13,8 @@ import pytest
 from tilewise import Tensor, nn, no_grad, plan
 from tilewise.errors import AccuracyError
 from tilewise.graph.ops import NATIVE_OPS
+from tilewise.graph.plan import _TraceGuard
+from tilewise.graph.trace import run, trace
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, convert, load_quantized, operators, quantize, save_quantized
 from tilewise.quantize.calibration import EvaluatedBatch, trace_and_calibrate
@@ -265,3 +267,25 @@ def test_dynamic_networks_are_planned() -> None:
     with no_grad():
         expected = q(Tensor(x)).data
     np.testing.assert_allclose(plan.compile(q, x)(x), expected, atol=0.02 * np.abs(expected).max())
+
+
+class Amplifying(nn.Module):
+    """A network that makes noise 30,000 times larger, as deep INT8 networks do whose steps are coarse."""
+
+    computes_in_int8 = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(15):
+            x = 3.9 * x * (1 - x)
+        return x
+
+
+def test_a_plan_may_be_as_far_from_its_network_as_noise_on_the_input_is() -> None:
+    model, x = Amplifying().eval(), np.random.default_rng(0).random((2, 40), dtype=np.float32)
+    guard = _TraceGuard(model, [x], trace(model, x))
+
+    def planned(error: float) -> bool:
+        return guard.accepts(lambda arrays: run(model, arrays[0] * np.float32(1 + error)).data, x.shape[:1])
+
+    assert planned(1e-6)
+    assert not planned(1e-4)
