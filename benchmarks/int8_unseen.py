@@ -26,6 +26,7 @@ import torch
 import tilewise
 import tilewise.onnx
 from benchmarks.harness import machine_class, results_path, today
+from benchmarks.others import load_timm
 from tilewise import Tensor, no_grad
 from tilewise._atomic import write_atomic
 from tilewise.errors import TilewiseError
@@ -135,10 +136,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "int8_unseen.json")
     options = parser.parse_args()
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:
-        raise SystemExit(f"timm cannot be used: {error}") from None
+    timm = load_timm()
     logging.disable(logging.WARNING)
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)

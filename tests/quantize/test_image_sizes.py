@@ -1,4 +1,4 @@
-"""Images of another size than those of calibration: the network's result, or one sentence."""
+"""Images of another size, and batches of another size, than the example's: the network's result, or one sentence."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ class Cropped(nn.Module):
         return x[:, :, 1:-1]
 
 
+class Tokens(nn.Module):
+    """A network of linear layers, quantized dynamically; `size` is what each image becomes before they read it."""
+
+    def __init__(self, pixels: int | None = None, batch: int | None = None) -> None:
+        super().__init__()
+        rng = np.random.default_rng(2)
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 32, rng=rng), nn.Linear(32, 4, rng=rng)
+        self.pixels, self.batch = pixels, batch
+
+    def forward(self, x: Any) -> Any:
+        if self.pixels is not None:
+            x = x.reshape(self.batch or x.shape[0], 4, self.pixels, 1)
+        return self.down(self.up(self.norm(x.permute(0, 2, 3, 1))).relu()).mean((1, 2))
+
+
 def network(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, rng=np.random.default_rng(1)), nn.ReLU(), *layers).eval()
 
@@ -63,3 +78,35 @@ def test_a_network_that_computes_with_its_size_refuses_others(layer: nn.Module, 
     for model in (q, load_quantized(tmp_path / "model")):
         with pytest.raises(ShapeError, match=r"the size of its calibration images, \(N, 4, 6, 5\), and cannot take"):
             model.run(larger)
+
+
+def loaded(model: nn.Module, folder: Path, x: np.ndarray) -> Any:
+    save_quantized(quantize(model.eval(), [x]), folder / "model")
+    return load_quantized(folder / "model")
+
+
+@pytest.mark.filterwarnings("ignore:INT8 is off")
+def test_a_loaded_dynamic_network_takes_any_size_if_it_does_not_know_its_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model, x = Tokens(), rng.standard_normal((2, 4, 6, 5), dtype=np.float32)
+    again, other = loaded(model, tmp_path, x), rng.standard_normal((3, 4, 9, 8), dtype=np.float32)
+    with no_grad():
+        np.testing.assert_array_equal(again(Tensor(other)).data, quantize(model, [x])(Tensor(other)).data)
+
+
+@pytest.mark.filterwarnings("ignore:INT8 is off")
+@pytest.mark.parametrize(
+    ("settings", "shape", "reason"),
+    [
+        ({"pixels": 30}, (2, 4, 12, 10), r"inputs of \(N, 4, 6, 5\), and cannot take \(2, 4, 12, 10\): save it with"),
+        ({"pixels": 30}, (2, 4, 30), r"cannot take \(2, 4, 30\)"),
+        ({}, (2, 2, 12, 10), r"cannot take \(2, 2, 12, 10\)"),
+        ({"pixels": 30, "batch": 2}, (1, 4, 6, 5), r"takes batches of 2, and cannot take \(1, 4, 6, 5\)"),
+    ],
+)
+def test_a_loaded_dynamic_network_refuses_what_its_operations_do_not_hold_for(
+    settings: dict[str, int], shape: tuple[int, ...], reason: str, tmp_path: Path
+) -> None:
+    again = loaded(Tokens(**settings), tmp_path, np.random.default_rng(0).standard_normal((2, 4, 6, 5), np.float32))
+    with no_grad(), pytest.raises(ShapeError, match=reason):
+        again(Tensor(np.zeros(shape, np.float32)))

@@ -142,6 +142,6 @@ def test_a_transposed_weight_is_read_back_in_the_same_memory_order() -> None:
 
     arrays: dict[str, np.ndarray] = {}
     weight = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    loaded = NodeReader(arrays)._value(NodeWriter(arrays, "n")._value(weight, weight))
+    loaded = NodeReader(arrays)._value(NodeWriter(arrays, "n")._value(weight))
     np.testing.assert_array_equal(loaded, weight)
     assert loaded.strides == weight.strides  # else its products add up in another order than before saving

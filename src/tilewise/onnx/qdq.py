@@ -21,6 +21,7 @@ from tilewise.graph.ops import NATIVE_OPS
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Port
 from tilewise.onnx.writer import OPSET, OnnxWriter
+from tilewise.quantize.graph import at_batch
 from tilewise.quantize.lowering import KEEPS_PARAMETERS
 from tilewise.quantize.operators import Affine
 
@@ -108,8 +109,8 @@ class _Quantized:
 
     def _float_step(self, step: Op, reads: list[str]) -> str:
         """Write an operator that runs in float between quantized values; return its result's name."""
-        node, batch = step.node, self.model.graph.batch
-        assert node is not None
+        assert step.node is not None
+        node, other = (at_batch(step.node, self.model.graph.batch + more) for more in (0, 1))
         names = dict(zip(node.reads(), reads, strict=True))
 
         def name_of(value: Any) -> str:
@@ -119,7 +120,7 @@ class _Quantized:
 
         emission = Emission(self.graph, node, [name_of(v) for v in node.inputs], name_of)
         emission.batch_input = self.real[0]
-        emission.other_shape = tuple(n + (n == batch and at == 0) for at, n in enumerate(node.shape))
+        emission.other_shape = other.params.get("shape", node.shape)
         write = EMITTERS.get(node.operation.__name__)
         if write is None:
             raise ConfigurationError(f"{step.name} runs {node.operation.__name__} in float, which has no form in ONNX")

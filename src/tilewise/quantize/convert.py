@@ -272,12 +272,13 @@ def _layer_sensitivities(model: QuantizedModel, graph: FloatGraph, images: Evalu
         # The layer's own rounding error is its integer result less the float result for the same inputs. Add it to the
         # float result, and run the steps that depend on it again.
         with no_grad():
-            noise = rounded[index] - graph.run_float(step, [rounded[i] for i in step.inputs])
+            noise = rounded[index] - graph.run_float(step, [rounded[i] for i in step.inputs], len(x))
             changed = {index: exact[index] + noise}
             for later in range(index + 1, len(graph.steps)):
                 reads = graph.steps[later].inputs
                 if any(i in changed for i in reads):
-                    changed[later] = graph.run_float(graph.steps[later], [changed.get(i, exact[i]) for i in reads])
+                    values = [changed.get(i, exact[i]) for i in reads]
+                    changed[later] = graph.run_float(graph.steps[later], values, len(x))
         result = changed.get(len(graph.steps) - 1, exact[-1])
         sensitivities.append((step.name, measured_error(result, exact[-1])))
     return sorted(sensitivities, key=lambda entry: -entry[1])

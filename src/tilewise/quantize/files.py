@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.graph.ir import Array, Op
+from tilewise.graph.ir import Array, Node, Op
 from tilewise.graph.op_specs.functions import is_leaky, leaky_slope
 from tilewise.graph.ops import Quantization, kinds_with
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
+from tilewise.ops.shapes import Reshape
 from tilewise.quantize.calibration import Calibration, is_quantized
-from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
+from tilewise.quantize.graph import NATIVE_NORMS, BatchInteger, FloatGraph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.model import QuantizedModel
 from tilewise.quantize.operators import Affine
@@ -82,6 +84,7 @@ def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, 
         "wide": model.int16_reasons,
         "numbers": {group: [p.scale, p.int16_limit] for group, p in model.int16_by_group.items()},
         "batch": model.graph.batch,
+        "any_batch": model.graph.any_batch,
         "any_size": model.graph.any_size,
         "nodes": nodes,
         "measured_error": model.measured_error,
@@ -143,11 +146,12 @@ def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedM
     int16_reasons = {int(index): str(reason) for index, reason in facts["wide"].items()}
     # A "python" step is a traced operation, and no other step has one.
     for index, entry in facts["nodes"].items():
-        steps[int(index)].node = NodeReader(arrays).node(entry)
+        node = NodeReader(arrays).node(entry)
+        steps[int(index)].node = node if "any_batch" in facts else _with_first_axis(node, int(facts["batch"]))
     if any((step.kind == "python") != (step.node is not None) for step in steps):
         raise ValueError
     model = QuantizedModel(
-        FloatGraph(steps, int(facts["batch"]), bool(facts.get("any_size", False))),
+        FloatGraph(steps, int(facts["batch"]), bool(facts.get("any_batch", True)), bool(facts.get("any_size", False))),
         calibration,
         {str(name): str(reason) for name, reason in facts["kept"].items()},
         stored=_group_by_op(arrays),
@@ -160,6 +164,14 @@ def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedM
             raise ValueError
     model.measured_error, model.stated_error = (_read_error(facts, f"{name}_error") for name in ("measured", "stated"))
     return model
+
+
+def _with_first_axis(node: Node, batch: int) -> Node:
+    """Let the first axis of a shape follow the batch: files of version 0.1.0 do not say which numbers do."""
+    shape = node.shape if node.operation is Reshape else node.params.get("shape")
+    if not shape or shape[0] % batch or (shape[0] != batch and node.operation is not Reshape):
+        return node
+    return replace(node, params={**node.params, "shape": (BatchInteger(shape[0] // batch, 0), *shape[1:])})
 
 
 def _read_error(facts: dict[str, Any], name: str) -> float | None:

@@ -19,7 +19,7 @@ from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.partition import WeightCache, partition
 from tilewise.graph.passes.patterns import match_patterns
-from tilewise.quantize.graph import FloatGraph, node_for_batch, run_node
+from tilewise.quantize.graph import FloatGraph, at_batch, run_node
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class FloatIsland:
         # Copies of a graph have the same nodes, so they share plans: calibration converts a graph many times.
         self._plans: dict[Any, _IslandPlan] = graph.island_plans.setdefault(steps, {})
 
-    def run(self, arrays: list[Array]) -> Array:
+    def run(self, arrays: list[Array], batch: int) -> Array:
         """Compute the last operator's result; `arrays` are the results of the operators `sources`, in order."""
         assert native is not None
-        key = native.isa(), *((array.shape, array.dtype) for array in arrays)
+        key = native.isa(), batch, *((array.shape, array.dtype) for array in arrays)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= MAX_SPECIALIZATIONS:
                 self._plans.clear()
-            plan = self._plans[key] = self._compile(arrays)
+            plan = self._plans[key] = self._compile(arrays, batch)
         return plan.run(arrays)
 
-    def _compile(self, arrays: list[Array]) -> _IslandPlan:
+    def _compile(self, arrays: list[Array], batch: int) -> _IslandPlan:
         """Evaluate the operators once to learn the shapes of their results, and lower them to a plan."""
         values, nodes = dict(zip(self.sources, arrays, strict=True)), list[Node]()
         numbers = {source: number for number, source in enumerate(self.sources)}
@@ -66,7 +66,7 @@ class FloatIsland:
             step = self.graph.steps[index]
             assert step.node is not None
             reads = [values[i] for i in step.inputs]
-            node = node_for_batch(step.node, reads, self.graph.batch)
+            node = at_batch(step.node, batch)
             values[index] = result = run_node(node, reads)
             renumbered = {v.number: Value(numbers[i]) for v, i in zip(node.reads(), step.inputs, strict=True)}
             node = _with_operands(node, renumbered)

@@ -400,10 +400,10 @@ class _SensitivityProbe:
     def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
         """Run operator `index` in float on the results that it reads; ReLU6 saturates at its equalized bound."""
         if step.activation != "relu6":
-            return self.graph.run_float(step, reads)
+            return self.graph.run_float(step, reads, len(self.exact[0]))
         # ReLU6 clips equalized channels at 6 times their scale.
         end = np.asarray(6 * self.equalization[index], np.float32)
-        result = self.graph.run_float(replace(step, activation="relu"), reads)
+        result = self.graph.run_float(replace(step, activation="relu"), reads, len(self.exact[0]))
         return np.minimum(result, end.reshape(-1, *(1,) * (result.ndim - 2)) if end.size == result.shape[1] else 6)
 
     def _rounded(self, step: Op) -> Op:

@@ -136,10 +136,7 @@ class QuantizedModel(Module):
             raise
         except ValueError as error:
             raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
-        result, last = self._as_float(values[len(self.graph.steps) - 1]), self.graph.steps[-1]
-        if self.graph.batch > 1 and last.shape[:1] == (self.graph.batch,) and len(result) != len(x):
-            raise ShapeError(f"this model works on batches of {self.graph.batch} only, and {len(x)} inputs were given")
-        return result
+        return self._as_float(values[len(self.graph.steps) - 1])
 
     def results(self, x: Array) -> list[Array]:
         """Return every operator's result for `x` in float32, with equalization scales divided out."""
@@ -166,6 +163,7 @@ class QuantizedModel(Module):
                 f"this model computes with the size of its calibration images, (N, {', '.join(map(str, expected))}), "
                 f"and cannot take {x.shape}: quantize it with images of that size"
             )
+        self.graph.check_batch(x)
         if x.dtype.kind not in "fiub":
             raise DtypeError(f"this model takes numbers, not {x.dtype}")
         return {0: np.ascontiguousarray(x, np.float32)}
@@ -185,14 +183,14 @@ class QuantizedModel(Module):
 
     def _run_op(self, index: int, values: dict[int, Value]) -> Value:
         """Run operator `index` alone, in integers or in float, on results in `values`; return its result."""
-        step, layer = self.graph.steps[index], self.integer[index]
+        step, layer, batch = self.graph.steps[index], self.integer[index], len(self._as_float(values[0]))
         if index in self.islands:
             island = self.islands[index]
-            return island.run([self._as_float(values[i]) for i in island.sources])
+            return island.run([self._as_float(values[i]) for i in island.sources], batch)
         inputs = [values[i] for i in step.inputs]
         if layer is None:
             with no_grad():
-                return self.graph.run_float(step, [self._as_float(v) for v in inputs])
+                return self.graph.run_float(step, [self._as_float(v) for v in inputs], batch)
         result: Value = layer(*[self._as_integers(v, i) for v, i in zip(inputs, step.inputs, strict=True)])
         return result
 

@@ -2,8 +2,7 @@
 
 A quantized network holds operations that have no integer form, and dynamically quantized networks are made of them.
 Both are stored as the trace recorded them: the operation's name, what it reads, its parameters. Names are looked up
-among tilewise's own operations, so a file cannot name any other code. Parameters that follow the batch (the shape of a
-reshape) are found by tracing twice with different batch sizes.
+among tilewise's own operations, so a file cannot name any other code.
 """
 
 from __future__ import annotations
@@ -21,6 +20,15 @@ from tilewise.graph.trace import trace
 from tilewise.nn import Module
 from tilewise.nn.resampling import Taps
 from tilewise.ops.base import Operation
+from tilewise.quantize.graph import (
+    BatchInteger,
+    RepeatedConstant,
+    at_batch,
+    attempt,
+    follow_batch,
+    larger_images,
+    same_nodes,
+)
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor, apply, no_grad
 
@@ -59,34 +67,28 @@ class NodeWriter:
     def __init__(self, arrays: dict[str, Array], prefix: str) -> None:
         self._arrays, self._prefix, self._operations = arrays, prefix, operations()
 
-    def node(self, node: Node, other: Node | None = None, batches: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Encode an operation as JSON; `other` is its trace at a second batch size, `batches` are both sizes."""
+    def node(self, node: Node) -> dict[str, Any]:
+        """Encode an operation as JSON."""
         name = node.operation.__name__
         if self._operations.get(name) is not node.operation:
             raise ConfigurationError(f"{node.layer or name} runs {name}, which cannot be written to a file")
-        others = (other.inputs, other.params) if other is not None else (node.inputs, node.params)
-        self._batches = batches
         return {
             "op": name,
-            "inputs": [self._value(a, b) for a, b in zip(node.inputs, others[0], strict=True)],
-            "params": {key: self._value(value, others[1][key]) for key, value in node.params.items()},
+            "inputs": [self._value(value) for value in node.inputs],
+            "params": {key: self._value(value) for key, value in node.params.items()},
             "layer": node.layer,
             "shape": list(node.shape),
             "dtype": str(node.dtype),
         }
 
-    def _value(self, value: Any, other: Any) -> Any:
-        """Encode a parameter as JSON; `other` is its value in a trace with another batch size."""
-        if isinstance(value, bool | str | float) or value is None:
+    def _value(self, value: Any) -> Any:
+        """Encode an operand or a parameter as JSON."""
+        if isinstance(value, bool | int | str | float) or value is None:
             return value
-        if isinstance(value, int):
-            return value if value == other else self._batch_size(value, other)
         if isinstance(value, tuple | list):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self._value(a, b) for a, b in zip(value, other, strict=True)]}
+            return {"tuple" if isinstance(value, tuple) else "list": [self._value(v) for v in value]}
         if isinstance(value, slice):
-            ends = [(getattr(value, end), getattr(other, end)) for end in ("start", "stop", "step")]
-            return {"slice": [self._value(a, b) for a, b in ends]}
+            return {"slice": [self._value(end) for end in (value.start, value.stop, value.step)]}
         if isinstance(value, Value):
             return {"value": value.number}
         if value is Ellipsis:
@@ -98,28 +100,15 @@ class NodeWriter:
             q = self._array(np.ascontiguousarray(value.kernel.weights()[:, 0, 0, : value.in_features]))
             return {"linear": [q, self._array(value.weight_scale), bias, value.activation]}
         if isinstance(value, np.ndarray | np.generic):
-            if isinstance(other, np.ndarray) and other.shape != np.shape(value):
-                return self._repeated(np.asarray(value), other)
             return self._array(np.asarray(value))
         if isinstance(value, type | np.dtype):
             return {"dtype": str(np.dtype(value))}
+        if isinstance(value, BatchInteger):
+            return {"batch": [value.each, value.fixed]}
+        if isinstance(value, RepeatedConstant):
+            array = self._array(value.array)
+            return {"repeated": array if value.axis == 0 else [array, value.axis]}
         raise ConfigurationError(f"a parameter of type {type(value).__name__} cannot be written to a file")
-
-    def _batch_size(self, value: int, other: int) -> dict[str, Any]:
-        """Encode an integer that depends on the batch size, from its values at two sizes."""
-        first, second = self._batches
-        each, remainder = divmod(other - value, second - first)
-        if remainder:
-            raise ConfigurationError("a size of this network follows the batch in a way that cannot be written")
-        return {"batch": [each, value - each * first]}
-
-    def _repeated(self, value: Array, other: Array) -> dict[str, Any]:
-        """Encode a constant (batch, ...) whose entries are equal, such as position embeddings, by its first."""
-        # Every entry must equal the first one, in both traces.
-        follows = (len(value), len(other)) == self._batches and value.shape[1:] == other.shape[1:]
-        if not follows or (value != value[:1]).any() or (other != value[:1]).any():
-            raise ConfigurationError("a constant of this network depends on the batch, so it cannot be written")
-        return {"repeated": self._array(np.ascontiguousarray(value[:1]))}
 
     def _array(self, array: Array) -> dict[str, str]:
         """Store an array, a transposed view as one: a product's rounding depends on the memory order."""
@@ -171,50 +160,22 @@ class NodeReader:
             "transposed": lambda name: self._arrays[name].T,
             "dtype": lambda name: np.dtype(str(name)),
             "batch": lambda pair: BatchInteger(int(pair[0]), int(pair[1])),
-            "repeated": lambda array: RepeatedConstant(self._value(array)),
+            "repeated": self._repeated,
             "taps": lambda arrays: Taps(*(self._value(v) for v in arrays)),
             "linear": self._linear,
         }
         return decoders[kind](content)
+
+    def _repeated(self, content: Any) -> RepeatedConstant:
+        """Decode a repeated constant: its array, or that and the axis if it is not the first."""
+        array, axis = content if isinstance(content, list) else (content, 0)
+        return RepeatedConstant(self._value(array), int(axis))
 
     def _linear(self, content: list[Any]) -> QuantizedLinear:
         """Rebuild a linear layer from its stored integers, scales, bias and activation."""
         q, scale, bias, activation = content
         arrays = [None if array is None else self._value(array) for array in (q, scale, bias)]
         return QuantizedLinear.from_integers(*arrays, activation=str(activation))
-
-
-class BatchInteger:
-    """An integer that follows the batch: `each` per image plus `fixed`."""
-
-    def __init__(self, each: int, fixed: int) -> None:
-        self.each, self.fixed = each, fixed
-
-    def at(self, batch: int) -> int:
-        return self.each * batch + self.fixed
-
-
-class RepeatedConstant:
-    """A constant with one entry of shape (1, ...) that is repeated for every image of the batch."""
-
-    def __init__(self, array: Array) -> None:
-        if not isinstance(array, np.ndarray) or array.shape[:1] != (1,):
-            raise ValueError
-        self.array, self.nbytes = array, array.nbytes
-
-    def at(self, batch: int) -> Array:
-        return np.broadcast_to(self.array, (batch, *self.array.shape[1:]))
-
-
-def _resolve_batch(value: Any, batch: int) -> Any:
-    """Replace every `BatchInteger` and `RepeatedConstant` in `value`, recursively, by its value for `batch`."""
-    if isinstance(value, BatchInteger | RepeatedConstant):
-        return value.at(batch)
-    if isinstance(value, tuple | list):
-        return type(value)(_resolve_batch(v, batch) for v in value)
-    if isinstance(value, slice):
-        return slice(*(_resolve_batch(end, batch) for end in (value.start, value.stop, value.step)))
-    return value
 
 
 # --- models that are a list of operations ---
@@ -225,12 +186,20 @@ class TracedModel(Module):
 
     computes_in_int8 = True
 
-    def __init__(self, nodes: list[Node], result: int, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(
+        self,
+        nodes: list[Node],
+        result: int,
+        inputs: list[tuple[str, tuple[int, ...]]],
+        any_batch: bool,
+        any_size: bool,
+    ) -> None:
         """Store the operations; `result` is the number of the last value.
 
-        `inputs` are the dtype and shape of each example that the network was traced with.
+        `inputs` are the dtype and shape of each example that the network was traced with. With `any_batch` and
+        `any_size` the operations hold for another batch, and for images of another size.
         """
-        self.nodes, self.result, self.inputs = nodes, result, inputs
+        self.nodes, self.result, self.inputs, self.any_batch, self.any_size = nodes, result, inputs, any_batch, any_size
         self.linear_layers = [v for node in nodes for v in node.params.values() if isinstance(v, QuantizedLinear)]
         self.training = False
         count = len(inputs)
@@ -256,24 +225,38 @@ class TracedModel(Module):
         if len(inputs) != len(self.inputs):
             raise ShapeError(f"this network takes {len(self.inputs)} inputs, not {len(inputs)}")
         values: dict[int, Tensor] = {}
-        for number, (x, (dtype, shape)) in enumerate(zip(inputs, self.inputs, strict=True)):
+        for number, (x, (dtype, _)) in enumerate(zip(inputs, self.inputs, strict=True)):
             is_right = isinstance(x, Tensor) and x.dtype == dtype
             values[number] = x if is_right else Tensor(np.ascontiguousarray(x, dtype))
-            if values[number].ndim != len(shape):
-                raise ShapeError(f"this network takes inputs of {len(shape)} axes, not {values[number].shape}")
-        # Sizes that follow the batch are computed from that of the first input.
+        self._check_shapes([x.shape for x in values.values()])
         batch = values[0].shape[0] if values[0].ndim else 0
         uses = self._last_uses()
         for number, node in enumerate(self.nodes, len(self.inputs)):
             tensors = [values[v.number] if isinstance(v, Value) else _constant(v, batch) for v in node.inputs]
             params = {
-                name: values[v.number].data if isinstance(v, Value) else _resolve_batch(v, batch)
+                name: values[v.number].data if isinstance(v, Value) else at_batch(v, batch)
                 for name, v in node.params.items()
             }
             values[number] = apply(node.operation, *tensors, **params)
             for done in uses.get(number, ()):
                 del values[done]
         return values[self.result]
+
+    def _check_shapes(self, shapes: list[tuple[int, ...]]) -> None:
+        """Raise ShapeError for inputs of shapes that the operations do not hold for."""
+        for shape, (_, expected) in zip(shapes, self.inputs, strict=True):
+            # Of images of any size (N, C, H, W), the channels are fixed.
+            fixed = 2 if self.any_size else len(expected)
+            if len(shape) != len(expected) or shape[1:fixed] != expected[1:fixed]:
+                raise ShapeError(
+                    f"this network was saved for inputs of (N, {', '.join(map(str, expected[1:]))}), and cannot take "
+                    f"{shape}: save it with an example of that size"
+                )
+            if shape[:1] != (shapes[0] if self.any_batch else expected)[:1]:
+                raise ShapeError(
+                    f"this network takes {'one batch size' if self.any_batch else f'batches of {expected[0]}'}, "
+                    f"and cannot take {shape}"
+                )
 
     def _last_uses(self) -> dict[int, list[int]]:
         """Return, for each operation's number, the values that it is the last to read."""
@@ -295,7 +278,7 @@ class TracedModel(Module):
 
 
 def _constant(value: Any, batch: int) -> Any:
-    return None if value is None else Tensor(np.asarray(_resolve_batch(value, batch)))
+    return None if value is None else Tensor(np.asarray(at_batch(value, batch)))
 
 
 def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
@@ -304,21 +287,24 @@ def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array])
     `examples` has one array per input, whose first dimension is the batch.
     """
     first, batches = _traced(model, examples), (len(examples[0]), len(examples[0]) + 1)
-    # The second trace, with one more image, shows which sizes follow the batch.
-    other: Trace | None = None
-    try:
-        other = _traced(model, [np.concatenate([x, x[:1]]) for x in examples])
-    except Exception:  # a network that takes one batch size only raises anything
-        other = None
-    if other is not None and [n.operation for n in other.nodes] != [n.operation for n in first.nodes]:
-        raise ConfigurationError("this network computes something else for another batch, so it cannot be written")
     if not isinstance(first.result, Value):
         raise ConfigurationError("the result of this network does not depend on its input through tensors")
+    # A second trace, with one more input, shows which sizes follow the batch; a third one whether images may be larger.
+    nodes, more = first.nodes, attempt(_traced, model, [np.concatenate([x, x[:1]]) for x in examples])
+    if more is not None:
+        if len(more.nodes) != len(nodes):
+            raise ConfigurationError("this network computes something else for another batch, so it cannot be written")
+        nodes = [follow_batch(node, twin, batches) for node, twin in zip(nodes, more.nodes, strict=True)]
+    larger = attempt(_traced, model, list(map(larger_images, examples)))
+    any_size = larger is not None and same_nodes(first.nodes, larger.nodes)
     writer = NodeWriter(arrays, "n")
-    others = first.nodes if other is None else other.nodes
-    nodes = [writer.node(node, twin, batches) for node, twin in zip(first.nodes, others, strict=True)]
-    inputs = [[str(x.dtype), list(x.shape)] for x in examples]
-    return {"nodes": nodes, "result": first.result.number, "inputs": inputs}
+    return {
+        "nodes": [writer.node(node) for node in nodes],
+        "result": first.result.number,
+        "inputs": [[str(x.dtype), list(x.shape)] for x in examples],
+        "any_batch": more is not None,
+        "any_size": any_size,
+    }
 
 
 def _traced(model: Module, examples: list[Array]) -> Trace:
@@ -331,4 +317,7 @@ def decode_trace(facts: dict[str, Any], arrays: dict[str, Array]) -> TracedModel
     """Decode a model that `encode_trace` encoded."""
     reader: Callable[[dict[str, Any]], Node] = NodeReader(arrays).node
     inputs = [(str(np.dtype(dtype)), tuple(int(n) for n in shape)) for dtype, shape in facts["inputs"]]
-    return TracedModel([reader(entry) for entry in facts["nodes"]], int(facts["result"]), inputs)
+    nodes = [reader(entry) for entry in facts["nodes"]]
+    # Files of version 0.1.0 do not say what they hold for; their networks were meant for any batch.
+    any_batch, any_size = bool(facts.get("any_batch", True)), bool(facts.get("any_size", False))
+    return TracedModel(nodes, int(facts["result"]), inputs, any_batch, any_size)
