@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.programs.network import Network, amplification, run_eagerly
+from tests.programs.network import NUMPY, Network, amplification, run_eagerly
 from tests.programs.operations import ACTIVATIONS, KINDS
 from tests.programs.program import Array, Op, Program
 from tilewise import Tensor, no_grad
@@ -55,7 +55,7 @@ class Sketch:
         tensors = [self.values[i] for i in inputs]
         try:
             layer = KINDS[kind].layer(options, *(t.shape for t in tensors)).eval()
-            with no_grad(), use_backend("numpy"):
+            with no_grad(), use_backend(NUMPY):
                 result = layer(*tensors)
         except (TilewiseError, ValueError, IndexError) as error:
             raise DoesNotFit(str(error)) from None
@@ -544,11 +544,11 @@ def is_well_conditioned(program: Program, network: Network) -> bool:
     cancel, or a norm of almost equal numbers, would say more about rounding than about tilewise.
     """
     x = program.example()
-    exact = run_eagerly(network, x.astype(np.float64), "numpy")
+    exact = run_eagerly(network, x.astype(np.float64), NUMPY)
     largest = float(np.abs(exact).max(initial=0))
     if not 1 / _LARGEST_NUMBER < largest < _LARGEST_NUMBER:
         return False
-    rounding = np.abs(run_eagerly(network, x, "numpy") - exact).max()
+    rounding = np.abs(run_eagerly(network, x, NUMPY) - exact).max()
     return bool(rounding <= _ROUNDING * largest and amplification(network, x, exact, _NOISE) <= _LARGEST_AMPLIFICATION)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tests.programs.operations import KINDS
 from tests.programs.program import Array, Op, Program
 from tilewise import Tensor, nn, no_grad
-from tilewise.backend import use_backend
+from tilewise.backend import OptimizedBackend, current_backend, use_backend
+from tilewise.backend.registry import named_backend
 from tilewise.errors import ShapeError
+from tilewise.nn.self_planning import layer_by_layer
+
+NUMPY = named_backend("numpy")  # made once: it sorts all implementations
 
 
 class Network(nn.Module):
@@ -21,7 +23,7 @@ class Network(nn.Module):
         self.shapes = [program.shape]
         self.layers = nn.ModuleList()
         values = [Tensor(np.zeros(program.shape, np.float32))]
-        with no_grad(), use_backend("numpy"):
+        with no_grad(), use_backend(NUMPY):
             for index, op in enumerate(program.ops):
                 layer = KINDS[op.kind].layer(op.settings, *(self.shapes[i] for i in op.inputs)).eval()
                 setattr(self.layers, str(index), layer)
@@ -72,17 +74,11 @@ def chains(ops: tuple[Op, ...]) -> list[list[int]]:
     return patterns
 
 
-def run_eagerly(module: nn.Module, x: Array, backend: str | None = None) -> Array:
+def run_eagerly(module: nn.Module, x: Array, backend: OptimizedBackend | None = None) -> Array:
     """The module's result, operation by operation."""
-    with no_grad():
-        if backend is None:
-            return _result(module, x)
-        with use_backend(backend):
-            return _result(module, x)
-
-
-def _result(module: nn.Module, x: Array) -> Any:
-    return module(Tensor(x)).data
+    with no_grad(), layer_by_layer(), use_backend(backend or current_backend()):
+        result: Array = module(Tensor(x)).data
+        return result
 
 
 def amplification(network: Network, x: Array, exact: Array, share: float) -> float:
@@ -95,7 +91,7 @@ def amplification(network: Network, x: Array, exact: Array, share: float) -> flo
         return Tensor(value.data + share * root_mean_square(value.data) * noise)
 
     values = [disturbed(Tensor(x.astype(np.float64)))]
-    with no_grad(), use_backend("numpy"):
+    with no_grad(), use_backend(NUMPY):
         for op, layer in zip(network.ops, network.layers.children(), strict=True):
             values.append(disturbed(layer(*(values[i] for i in op.inputs))))
     return root_mean_square(values[-1].data - exact) / (share * root_mean_square(exact))

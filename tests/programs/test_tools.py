@@ -7,7 +7,7 @@ import pytest
 
 from tests.programs.draw import draw
 from tests.programs.minimise import minimise
-from tests.programs.network import FusedNetwork, Network, chains, run_eagerly
+from tests.programs.network import NUMPY, FusedNetwork, Network, chains, run_eagerly
 from tests.programs.operations import KINDS
 from tests.programs.oracles import Mismatch, Run
 from tests.programs.program import Op, Program
@@ -35,8 +35,8 @@ def test_operations_that_feed_only_the_next_are_one_chain() -> None:
 def test_a_fused_network_computes_the_network() -> None:
     for program in PROGRAMS[:30]:
         network, x = Network(program), program.example()
-        expected = run_eagerly(network, x, "numpy")
-        np.testing.assert_allclose(run_eagerly(FusedNetwork(network), x, "numpy"), expected, rtol=1e-4, atol=1e-4)
+        expected = run_eagerly(network, x, NUMPY)
+        np.testing.assert_allclose(run_eagerly(FusedNetwork(network), x, NUMPY), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_failing_program_becomes_one_operation() -> None:
