@@ -389,6 +389,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "foreign": ranker_tables.foreign,
     "unseen": ranker_tables.unseen,
     "tile peers": ranker_tables.tile_peers,
+    "train devices": ranker_tables.train_devices,
     "tile sample": ranker_tables.tile_sample,
     "products of another device": ranker_tables.products,
     "ranking": ranking,

@@ -77,6 +77,25 @@ def tile_sample() -> str:
     return table(("model", "top-1 error", "top-5 error", "seeds"), cells)
 
 
+def train_devices() -> str:
+    """Training on a GPU and on CPU threads of the same machine: `python -m benchmarks.train_devices`."""
+    results = read_any("train_devices")
+    if not results:
+        return f"{NOT_MEASURED}: `python -m benchmarks.train_devices` writes it."
+    machines, run = results["machine"], results["run"]
+    rows = {
+        "1,000 steps, default settings": {name: results["steps"][name] for name in machines},
+        "1,000 steps, recipe `winners`": {name: results["wide steps"][name] for name in machines},
+        "whole run, default settings": {name: run[name]["seconds"] for name in machines},
+    }
+    cells = [
+        (title, *(f"{seconds:.2f} s" for seconds in row.values()), f"{row['cpu'] / row['cuda']:.1f}x")
+        for title, row in rows.items()
+    ]
+    cells.append(("top-5 error on the test kernels", *(f"{run[name]['test top-5']:.2f} %" for name in machines), ""))
+    return table((f"{results['kernels']:,} kernels", *machines.values(), "ratio"), cells)
+
+
 def products() -> str:
     """The H200's model on another GPU's products: `python -m benchmarks.devices --products FILES`."""
     content = (read_any("devices") or {}).get("products")

@@ -37,7 +37,7 @@ from tilewise.costmodel.training.loop import TrainingRun, _faster_run, train
 from tilewise.costmodel.training.sampling import prepared_inputs
 
 RESULTS = Path(__file__).parent / "results" / "train_devices.json"
-_PROFILED_STEPS, _LISTED_KERNELS = 20, 20
+_PROFILED_STEPS, _LISTED_KERNELS, _FEW_STEPS = 20, 20, 100
 _WIDE_STEPS = {"cpu": 60, "cuda": 334}  # of the recipe `winners`, whose steps take the CPU twenty times as long
 
 
@@ -144,6 +144,12 @@ def measure(data: Dataset, devices: list[str]) -> dict[str, Any]:
     settings = default_settings("TileRanker", **budget("TileRanker", len(data.train), has_estimate=True))
     wide = default_settings("TileRanker", **WINNERS)
     record: dict[str, Any] = {"steps": {}, "wide steps": {}, "stages": {}, "run": {}}
+    threads = torch.get_num_threads()
+    # More threads need not be faster: a step is a few milliseconds.
+    for fewer in (1, threads // 2):
+        torch.set_num_threads(fewer)
+        record["steps"][f"cpu, {fewer} threads"] = seconds_per_1000_steps(data, settings, "cpu", _FEW_STEPS)
+    torch.set_num_threads(threads)
     for device in devices:
         record["steps"][device] = seconds_per_1000_steps(data, settings, device, 334)
         record["wide steps"][device] = seconds_per_1000_steps(data, wide, device, _WIDE_STEPS[device])

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from tilewise._extension import native
 from tilewise.errors import FileFormatError
@@ -39,8 +38,9 @@ class FlatAdam:
         self.learning_rate, self.clip_norm, self.weight_decay = learning_rate, clip_norm, weight_decay
         self.betas, self.epsilon, self.step_count = betas, epsilon, 0
         device = self.parameters[0].device
-        self.sizes = torch.tensor([p.numel() for p in self.parameters], device=device)
-        total = int(self.sizes.sum())
+        sizes = torch.tensor([p.numel() for p in self.parameters])
+        self.owner = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)  # parameter of each value
+        total = len(self.owner)
         self.values, self.grads, self.mean, self.square = (torch.zeros(total, device=device) for _ in range(4))
         # Make every parameter and gradient a view of the flat vectors.
         start = 0
@@ -81,11 +81,13 @@ class FlatAdam:
     def device_step(self) -> None:
         """Clip and update by tensor operations alone, which a CUDA graph can capture and replay."""
         self._clip()
-        # One kernel for the whole vector; it counts the step on the device.
-        adamw(
-            [self.values], [self.grads], [self.mean], [self.square], [], [self.count], fused=True, amsgrad=False,
-            beta1=self.betas[0], beta2=self.betas[1], lr=self.rate, weight_decay=self.weight_decay, eps=self.epsilon,
-            maximize=False,
+        self.count += 1
+        # Pieces, because a GPU works on each with one block of threads; 4096 values take it two rounds.
+        flat = self.values, self.grads, self.mean, self.square
+        values, grads, mean, square = (torch.split(vector, 4096) for vector in flat)
+        torch._fused_adamw_(
+            values, grads, mean, square, [], [self.count] * len(values), lr=self.rate, beta1=self.betas[0],
+            beta2=self.betas[1], weight_decay=self.weight_decay, eps=self.epsilon, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def _compiled_update(self) -> None:
@@ -111,7 +113,7 @@ class FlatAdam:
             torch._foreach_mul_(grads, list(factors.unbind()))
         else:
             # On a GPU the line above is a kernel for every tensor.
-            self.grads.mul_(factors.repeat_interleave(self.sizes, output_size=len(self.grads)))
+            self.grads.mul_(factors[self.owner])
 
     def state(self) -> dict[str, Tensor]:
         return {"adam.mean": self.mean, "adam.square": self.square}
