@@ -40,8 +40,8 @@ from tilewise.costmodel.metrics import over_seeds, random_top_k_error, top_k_err
 from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, Familiarity, blend
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.models.trained import TrainedModel
-from tilewise.costmodel.training.config import WINNERS, budget
-from tilewise.costmodel.training.loop import train
+from tilewise.costmodel.training.config import WINNERS, budget, default_settings
+from tilewise.costmodel.training.loop import nested_kernels, train
 from tilewise.errors import ConfigurationError, TilewiseError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def train_auto(
     errors = {name: valid_errors(candidate, valid) for name, candidate in candidates.items()}
     if complete is not dataset:
         ensemble = _retrain_trees(ensemble, complete)
-    ensemble.record["calibration"] = calibrate(ensemble, valid)
+    ensemble.record["calibration"] = calibrate(ensemble, nested_kernels(dataset.valid, default_settings(KINDS[0]))[1])
     sample = dataset.train[:: -(-len(dataset.train) // _SAMPLE)]
     ensemble.familiarity = Familiarity.fit(sample)
     ensemble.record |= _test_on_unfamiliar(sample, dataset.schema, kinds, seed, shared["max_seconds"])

@@ -176,7 +176,7 @@ class TrainingRun(ResumableRun):
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
         self._create_optimizer()
-        selection, self.calibration_kernels = _nested_kernels(dataset.valid, settings)
+        selection, self.calibration_kernels = nested_kernels(dataset.valid, settings)
         self.validation = InputCache(selection, self.preparation)
 
     @cached_property
@@ -378,7 +378,7 @@ def _batch_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -
     return np.count_nonzero(slower & (s[:, :, None] > s[:, None])) / count if count else float("nan")
 
 
-def _nested_kernels(split: Split, settings: TrainSettings) -> tuple[Any, Any]:
+def nested_kernels(split: Split, settings: TrainSettings) -> tuple[Any, Any]:
     """Split the valid kernels into those that choose the checkpoint and those that confidences are fitted to.
 
     Confidences fitted to kernels that also chose the checkpoint are too high, so a third is left out of the choice if
