@@ -177,6 +177,18 @@ def test_repeated_lines_of_one_configuration_are_repeats(tmp_path):
     assert sorted(kernel["config_runtime"]) == [1_000_000, 2_100_000]
 
 
+def test_splits_of_a_tvm_schedule_are_multiplied_position_by_position(tmp_path):
+    entity = [["tile_f", "sp", [2, 1, 16, 4]], ["tile_x", "sp", [8, 1, 8, 2]], ["tile_rc", "sp", [32, 4]]]
+    entity += [["order", "re", [0, 2, 1, 3]], ["unroll", "ot", 512]]
+    record = {"input": ["cuda", "conv", [["TENSOR", [8, 8], "float32"]], {}], "config": {"entity": entity}}
+    imported(tmp_path, "autotvm", json.dumps(record | {"result": [[1e-3], 0, 1.0, 2.0]}))
+    (kernel,) = arrays(tmp_path)
+    columns = json.loads((tmp_path / "out" / "schema.json").read_text())["config_features"]
+    row = dict(zip(columns, kernel["config_feat"][0].tolist(), strict=True))
+    assert [row[f"splits_in_4_{i}"] for i in range(4)] == [16, 1, 128, 8]
+    assert [row[f"splits_in_2_{i}"] for i in range(2)] == [32, 4]
+
+
 def test_the_library_is_the_default_of_an_inductor_product_and_blocks_are_bounds(tmp_path):
     imported(tmp_path, "autoheuristic", split="train")
     schema = json.loads((tmp_path / "out" / "schema.json").read_text())["config_features"]

@@ -8,7 +8,7 @@ their instructions. Workloads are modules in TVM's own encoding and are never de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
@@ -39,6 +39,7 @@ def _autotvm_record(entry: Any) -> LogRecord:
     target, task, arguments = task_input[0], task_input[1], task_input[2]
     entity = entry["config"]["entity"] if "config" in entry else task_input[5]["e"]
     config = {check_text(name, 200): value for name, _, value in entity}
+    config |= _split_products([value for _, kind, value in entity if kind == "sp"])
     # A failed measurement has an error number and meaningless costs.
     costs, error = result[0], int(result[1])
     times = runtimes(costs if isinstance(costs, list) else [], _SECOND_NS) if error == 0 else ()
@@ -70,6 +71,7 @@ def _metaschedule_record(entry: Any) -> LogRecord | None:
     for position, decision in decisions:
         name = instructions[int(position)][0]
         config[f"{check_text(name, 100)}_{int(position)}"] = decision
+    config |= _split_products([decision for decision in config.values() if isinstance(decision, list)])
     times = runtimes(seconds if isinstance(seconds, list) else [seconds], _SECOND_NS)
     return LogRecord(
         kernel=f"workload{int(workload)}",
@@ -79,6 +81,23 @@ def _metaschedule_record(entry: Any) -> LogRecord | None:
         device=_target(target),
         failure="" if times else "no runtime",
     )
+
+
+def _split_products(splits: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Multiply the splits of a schedule's loops, those of equal length position by position.
+
+    Every operator names its loops differently, but these products mean the same for all: where TVM splits the loops of
+    a GPU kernel in four, they are its blocks, virtual threads, threads and elements per thread. So a model can rank
+    operators that it was not trained on.
+
+    >>> _split_products([[2, 1, 16, 4], [8, 1, 8, 2], [32, 4]])
+    {'splits_in_4': [16, 1, 128, 8], 'splits_in_2': [32, 4]}
+    """
+    products: dict[str, list[int]] = {}
+    for split in splits:
+        name = f"splits_in_{len(split)}"
+        products[name] = [a * b for a, b in zip(products.get(name, [1] * len(split)), split, strict=True)]
+    return products
 
 
 @cache_by_value
