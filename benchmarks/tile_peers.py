@@ -215,6 +215,7 @@ def main() -> None:
     flags.add_argument("--configs", type=int, default=120)
     flags.add_argument("--seconds", type=float, default=120)
     flags.add_argument("--seeds", type=int, default=3)
+    flags.add_argument("--first", type=int, default=3, help="the first seed; 0 to 2 were looked at before")
     flags.add_argument("--workers", type=int, default=1)
     flags.add_argument("--peers", nargs="*", default=list(PEERS))
     flags.add_argument("--runs", type=Path, default=Path("build/tile_peers.json"), help="errors of every test kernel")
@@ -224,7 +225,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.sample:
         return run_sample(options.sample, options.seeds, options.out)
-    data = synthetic_dataset(options.kernels, options.kernels // 20, options.kernels // 5, 7, options.configs)
+    shares = options.kernels, options.kernels // 20, options.kernels // 5
+    data = synthetic_dataset(*shares, seed=7 + options.first, n_configs=options.configs)
     _DATA.append(data)
     chance = {key: round(100 * float(v.mean()), 2) for key, v in random_errors(data.test, (1, 5)).items()}
     print(f"{len(data.train)} train and {len(data.test)} test kernels of other programs; chance {chance}", flush=True)
@@ -233,7 +235,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
         jobs = {
             (peer, seed): pool.submit(run_once, peer, seed, options.seconds)
-            for seed in range(options.seeds)
+            for seed in range(options.first, options.first + options.seeds)
             for peer in options.peers
             if str(seed) not in runs.get(peer, {})
         }
