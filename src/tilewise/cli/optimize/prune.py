@@ -27,7 +27,9 @@ def prune(
     structured: Annotated[bool, option("Remove whole filters instead of weights.")] = False,
     scope: Annotated[str, one_of("auto", "global", "layer", "row")] = "auto",
     pattern: Annotated[str, option("unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
-    epochs: Annotated[int | None, option("Epochs of fine-tuning.", min=0, show_default="20 (mlp 100, gpt 3)")] = None,
+    epochs: Annotated[
+        int | None, option("Epochs of fine-tuning.", min=0, show_default="20 (mlp 100, resnet8 40, gpt 5)")
+    ] = None,
     finetune: Annotated[
         bool, option("Fine-tune while pruning, or see the damage without it.", "--finetune/--no-finetune")
     ] = True,

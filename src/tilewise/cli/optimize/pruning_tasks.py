@@ -18,6 +18,11 @@ from tilewise.nn import functional as F
 Array = npt.NDArray[Any]
 
 
+# Chosen on validation parts of the training digits and of the text (`python -m benchmarks.modules --epochs`): the mlp
+# loses equally little after 25 to 200 epochs and the cnn after 10 to 20; resnet8 and the gpt lose less the longer.
+_EPOCHS = {"mlp": 100, "cnn": 20, "resnet8": 40, "gpt": 5}
+
+
 class ImagePruning:
     """A classifier of images; fine-tuning shifts them by up to a pixel."""
 
@@ -32,10 +37,8 @@ class ImagePruning:
         self.rng = np.random.default_rng(seed)
         self.batch, self.timed_call = batch, f"{batch} images"
         self.steps_per_epoch = -(-len(self.images.x_train) // self._BATCH)
-        # An epoch of a network without convolutions takes milliseconds; 60,000 images need fewer passes than 1,437.
-        # On a held-out quarter of the training digits, 25 to 200 epochs of the mlp and 10 to 20 of the cnn lose equally
-        # little (`python -m benchmarks.modules --epochs`).
-        most_epochs = 20 if self.has_filters else 100
+        # 60,000 images need fewer passes than 1,437.
+        most_epochs = _EPOCHS.get(self.name, 20 if self.has_filters else 100)
         self.epochs = max(1, min(most_epochs, 143_700 // len(self.images.x_train)))
 
     def loss(self, model: Module) -> Tensor:
@@ -80,7 +83,7 @@ class ImagePruning:
 class TextPruning:
     """The character GPT; quality is the share of characters that it predicts, per window of held-out text."""
 
-    name, epochs, lr, can_shrink = "gpt", 3, 3e-3, False
+    name, epochs, lr, can_shrink = "gpt", _EPOCHS["gpt"], 3e-3, False
     timed_call = "128 tokens"
     _BATCH, _TOKENS = 8, 128
 
