@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise._atomic import atomic_writer
 from tilewise._safetensors import CHECKSUM, DTYPES, byte_view, digest_of, is_huge_but_empty, load_arrays
-from tilewise.errors import DtypeError, ShapeError
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
 
 if TYPE_CHECKING:
     from tilewise.nn import Module
@@ -39,6 +39,8 @@ def save(
     >>> load("/tmp/weights.safetensors")["weight"]
     Tensor([1., 2.])
     """
+    if not isinstance(tensors, Mapping) and not hasattr(tensors, "state_dict"):
+        raise ConfigurationError(f"save(model, path) takes a module or named tensors, not {type_name(tensors)}")
     source = tensors if isinstance(tensors, Mapping) else tensors.state_dict()
     # The format stores little-endian data in C order.
     arrays = {name: np.asarray(value, order="C") for name, value in source.items()}

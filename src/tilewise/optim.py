@@ -27,6 +27,8 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         self.params = list(params)
+        if not all(isinstance(p, Tensor) for p in self.params):
+            raise ConfigurationError("an optimizer takes tensors: pass model.parameters()")
         if not self.params:
             raise ConfigurationError("an optimizer needs at least one parameter")
         if not lr >= 0:

@@ -14,7 +14,7 @@ import tilewise.generate
 import tilewise.profile
 import tilewise.prune
 import tilewise.quantize
-from tilewise import Tensor, data, load_model, models, nn, save
+from tilewise import Tensor, data, load_model, models, nn, optim, save
 from tilewise.costmodel import rank
 from tilewise.errors import TilewiseError
 
@@ -236,6 +236,16 @@ EXPLAINED = {
     "matmul_naive([[1, 2], [3]], b)": "a list is not an array",
     "matmul_naive(linear, b)": "not Linear and float32",
     "load_model(models.mlp)": "function mlp",
+    "KVCache(max_seq_len=8, num_heads=4, head_dim=8)": "did you mean 'n_heads'",
+    "CachedAttention(32, n_heads=4)": "did you mean 'num_heads'",
+    "INT8Quantizer(bits=4)": "INT8Quantizer has no argument 'bits'",
+    "Timer(runs=10)": "Timer has no argument 'runs'",
+    "CompetitionSubmission('MLP_SPRINT', reference_recipe('MLP_SPRINT'), team_name='owls')": "did you mean 'team'",
+    "calibrate(cnn, 'digits')": "str is not calibration data",
+    "calibrate(gpt, prompt[None])": "use quantize(model)",
+    "optim.Adam(mlp, lr=1e-3)": "pass model.parameters()",
+    "nn.Dropout(1.5)": "between 0 and 1",
+    "save('mlp.safetensors', mlp)": "save(model, path) takes a module",
     "rank(cnn, weights)": "a trained cost model or its file, not a Sequential",
 }
 
@@ -259,6 +269,8 @@ def _names() -> dict[str, Any]:
         "Tensor": Tensor,
         "data": data,
         "load_model": load_model,
+        "optim": optim,
+        "save": save,
         "models": models,
         "nn": nn,
         "digits": data.digits(),

@@ -205,8 +205,8 @@ def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, toler
     def on_trial(function: Function) -> Function:
         return lambda trial: function(*copy.deepcopy(trial.case.args), **trial.case.options)
 
-    known = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
-    best, text = max(known, key=lambda entry: entry[0], default=((0, 0), ""))
+    scores = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
+    best, text = max(scores, key=lambda entry: entry[0], default=((0, 0), ""))
     if best[0] == len(wrong):
         return text
     for symptom, candidate in _changed_results(wrong[0]):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn
-from tilewise.errors import ShapeError
+from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn.module import Buffer, FusibleLayer, Module, Parameter
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
@@ -269,6 +269,8 @@ class Dropout(Module):
     depends_on_mode = True
 
     def __init__(self, p: float = 0.5, rng: Rng = None) -> None:
+        if not 0 <= p <= 1:
+            raise ConfigurationError(f"the probability of dropping an element is between 0 and 1, not {p}")
         self.p, self.rng = p, np.random.default_rng(rng)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tilewise._atomic import write_atomic
 from tilewise._files import read_json_input
 from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError, type_name
 from tilewise.graph.ir import Array, Op
-from tilewise.nn import Module
+from tilewise.nn import Embedding, Module
 from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.parameters import AffineParameters, affine_from_range
 from tilewise.tensor import Tensor
@@ -126,6 +126,8 @@ def calibrate(
 
     The inputs are one array (N, ...) or an iterable of batches (arrays or Tensors).
     """
+    if isinstance(model, Module) and any(isinstance(module, Embedding) for module in model.modules()):
+        raise ConfigurationError("a model of token ids is quantized without calibration: use quantize(model)")
     return trace_and_calibrate(model, calibration_dataset, observer, progress)[1]
 
 
@@ -332,7 +334,7 @@ def _as_batches(dataset: Any) -> Iterable[Any]:
     if hasattr(dataset, "__array__"):
         x = _checked_batch(dataset)
         return [x[i : i + _ARRAY_BATCH] for i in range(0, len(x), _ARRAY_BATCH)]
-    if isinstance(dataset, Iterable):
+    if isinstance(dataset, Iterable) and not isinstance(dataset, str):
         return dataset
     if dataset is None:
         raise ConfigurationError(
