@@ -284,11 +284,13 @@ def results_page() -> str:
 
 
 def line_table(lines: list[Line], cases: list[Case], heading: str) -> str:
+    """Tabulate the lines that were measured anywhere, with a column for each kind of CPU."""
     cells = []
     for line in lines:
         members = [case for case in cases if case.line is line]
         by_kind = (ratio_cell([case for case in members if case.kind == kind]) for kind in kinds())
-        cells.append((line.label, peer_names(members), *by_kind))
+        if members:
+            cells.append((line.label, peer_names(members), *by_kind))
     return table(("", heading, *kinds()), cells)
 
 
