@@ -133,7 +133,7 @@ def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path, monkeypatch: py
 
 def test_all_addresses_of_one_customer_are_one_client() -> None:
     def client(address: str) -> str:
-        return limits._client({"client": (address, 1)}, None)
+        return limits._client_key({"client": (address, 1)}, None)
 
     assert client("2001:db8:1:2::1") == client("2001:db8:1:2:ffff::9") != client("2001:db8:1:3::1")
     assert client("10.0.0.1") != client("10.0.0.2")

@@ -17,7 +17,7 @@ import pytest
 
 from tilewise import learn
 from tilewise.errors import ConfigurationError
-from tilewise.learn.checking import AnswerFailed, Exercise, _check_in_process, _verdict, exercises, feedback
+from tilewise.learn.checking import AnswerFailed, Exercise, _check_in_process, _feedback_on, exercises, feedback
 from tilewise.learn.differential import known_mistakes
 from tilewise.learn.exercises import acceleration, benchmarking
 from tilewise.learn.notebook import verdict_lines
@@ -49,7 +49,7 @@ REFERENCES = [
 def test_each_known_mistake_fails_and_is_named(exercise, reference):
     check = CHECKS.get(exercise.name, exercise.check)
     for hint, mistake in known_mistakes(reference):
-        verdict = _verdict(Exercise(exercise.name, "", check), partial(_as_answer, mistake))
+        verdict = _feedback_on(Exercise(exercise.name, "", check), partial(_as_answer, mistake))
         assert hint in verdict or "it stops with" in verdict or "accumulate in int32" in verdict, (hint, verdict)
 
 

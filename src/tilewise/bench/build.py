@@ -38,19 +38,19 @@ _LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Stage:
-    """The entry after one step."""
+    """The model, ready to run, after one step of a recipe."""
 
     label: str
     runner: Runner
 
 
 def build(recipe: Recipe) -> Runner:
-    """Build the runner of a recipe after its last step."""
+    """Apply all steps of a recipe to the event's shipped model; return the result, ready to run."""
     return build_stages(recipe)[-1].runner
 
 
 def build_stages(recipe: Recipe) -> list[Stage]:
-    """Build the models that a recipe describes: the baseline, then the entry after each step."""
+    """Return the baseline, and the entry after each step of a recipe."""
     runner = baseline(recipe.event)
     stages = [Stage("plain tilewise", runner)]
     shipped = {name: tensor.data for name, tensor in runner.model.named_tensors()}
@@ -99,7 +99,7 @@ def check_weights(arrays: dict[str, Array], shipped: Module, dtype: str) -> dict
 
 
 def _checked_weight(name: str, array: Array, shipped: Array, dtype: str, scales: dict[str, Array]) -> Array:
-    """Check the dtype and values of one weight, and return it in float32 (counters keep their dtype)."""
+    """Return a submitted weight in float32 (counters keep their dtype); reject a wrong dtype or value."""
     if shipped.dtype.kind != "f":  # a counter, such as how many batches a norm has seen
         if array.dtype != shipped.dtype:
             raise Rejected("false dtype", f"{name} holds {shipped.dtype} in the shipped model, and {array.dtype} here")
@@ -123,7 +123,7 @@ def _backend(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Give the runner a backend that uses the step's tiles for the shapes they are for."""
+    """Use the step's tiles for the shapes that it names."""
     table = {}
     for entry in step.options["matmul"]:
         tile = TileConfig(**entry["tile"])
@@ -137,7 +137,7 @@ def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _shrink(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Remove filters from the model's convolutions and retrain it."""
+    """Remove filters from the model's convolutions and retrain it, as the step says."""
     model = shrink(runner.model, step.options["sparsity"])
     if step.options["sparsity"] and _size(model) == _size(runner.model):
         raise Rejected(
@@ -152,14 +152,14 @@ def _size(model: Module) -> int:
 
 
 def _prune(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Set the smallest weights to zero, to the step's sparsity, and retrain the model with them held at zero."""
+    """Set the smallest weights to zero and retrain the model with them held at zero, as the step says."""
     pruned: Any = prune(runner.model, step.options["sparsity"], step.options["scope"])
     retrain(pruned, runner.event, step.options["epochs"], step.options["seed"], pruned.pruning.apply)
     return replace(runner, model=pruned.eval())
 
 
 def _quantize(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Quantize the model to int8, calibrated on training images; text models decode with int8 weights."""
+    """Quantize the model to int8, calibrated on training images; a text model decodes with int8 weights."""
     if runner.event.kind == "text":
         return replace(runner, decoder_weights="int8")
     x = runner.event.training_images()[0][: step.options["samples"]]
@@ -185,7 +185,7 @@ _APPLY: dict[str, Callable[[Runner, Step, Recipe], Runner]] = {
 
 
 def retrain(model: Module, event: Event, epochs: int, seed: int, after_step: Callable[[], None] = lambda: None) -> None:
-    """Train on the event's training images for some epochs, always through the default backend."""
+    """Train on the event's training images for `epochs`, with the default backend; `after_step` follows each step."""
     if not epochs:
         return
     from tilewise.fit.tasks import random_shift

@@ -71,7 +71,7 @@ def spliced_prompts(text: Array, length: int, rng: np.random.Generator, count: i
 
 
 def ends_in_a_loop(tokens: Array) -> bool:
-    """Return whether the last 16 tokens repeat earlier ones with a period of at most 64 tokens.
+    """Tell whether the last 16 tokens repeat earlier ones with a period of at most 64 tokens.
 
     Greedy generation often falls into a loop. A program that notices it could repeat the loop without computing.
     """
@@ -84,7 +84,7 @@ def ends_in_a_loop(tokens: Array) -> bool:
 
 
 def prompts_without_loops(draw: Callable[[int], Array], answer: Callable[[Array], Array], count: int) -> Array:
-    """Draw prompts whose answers do not end in a loop; after many tries, complete the number with any others.
+    """Draw `count` prompts whose answers do not end in a loop; after many tries, the number is completed with any.
 
     >>> prompts_without_loops(lambda n: np.zeros((n, 4), int), lambda prompt: np.arange(99), 2).shape
     (2, 4)

@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Event:
-    """One competition. `batch` images, or one prompt and `new_tokens`, make the timed call."""
+    """One competition; a timed call is a batch of `batch` images, or a prompt with `new_tokens` to generate."""
 
     name: str
     title: str
@@ -48,12 +48,12 @@ class Event:
         return models.pretrained(self.model_name)
 
     def check_timed(self) -> None:
-        """Raise an error for an event without a model to time."""
+        """Raise for an event that ranks predictions and has no model to time."""
         if self.kind == "tiles":
             raise ConfigurationError(f"{self.name} scores a file of predictions; it has no model to time")
 
     def public_inputs(self) -> Array:
-        """Return the inputs that everybody has: every held-out image, or 16 prompts spread over the held-out text."""
+        """Return the inputs known to everybody: all held-out images, or 16 prompts from the held-out text."""
         if self.kind == "images":
             images: Array = _images(self.model_name).x_test
             return images
@@ -90,11 +90,11 @@ class Event:
         return self.transform(x[indices], rng), y[indices]
 
     def transform(self, images: Array, rng: np.random.Generator) -> Array:
-        """Return images as the model takes them, slightly transformed and with noise."""
+        """Convert images to the model's input form, slightly transformed and with noise."""
         return transformed_digits(images.reshape(-1, 1, 8, 8), rng).reshape(images.shape)
 
     def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
-        """Draw inputs for `calls` different timed calls: batches of images, or single prompts."""
+        """Draw the inputs of `calls` timed calls: batches of images, or single prompts."""
         if self.kind == "images":
             return list(self.draw(rng, calls * self.batch).reshape(calls, self.batch, *self.input_shape))
         return list(self.draw(rng, calls))

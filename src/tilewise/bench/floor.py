@@ -33,7 +33,7 @@ _BRIEFLY, _AT_LENGTH = 8, 64  # looks at the machine; each tries a millisecond f
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that one thread does in a second."""
+    """The peak rates of one thread on this machine: operations and bytes read per second."""
 
     operations: float  # of float32
     bytes_read: float
@@ -47,7 +47,7 @@ class Ceilings:
 
 
 def measure_ceilings(attempts: int) -> Ceilings:
-    """Measure the machine's peak speeds several times briefly and keep the best: at some moment nothing else runs."""
+    """Measure the peak rates several times briefly and keep the best, to avoid moments of other load."""
     best = Ceilings(0.0, 0.0)
     for _ in range(attempts):
         best = best.at_least(Ceilings.of(measure_machine([_NEAR_BYTES], seconds=1e-3, threads=[1])))
@@ -56,7 +56,7 @@ def measure_ceilings(attempts: int) -> Ceilings:
 
 @lru_cache(maxsize=1)
 def ceilings() -> Ceilings:
-    """Return this machine's ceilings: measured now, or cached by `tilewise machine` where those are higher."""
+    """Return this machine's peak rates: measured now or, if higher, cached by `tilewise machine`."""
     cached = cached_machine()
     return measure_ceilings(_BRIEFLY) if cached is None else measure_ceilings(_BRIEFLY).at_least(Ceilings.of(cached))
 
@@ -67,8 +67,8 @@ def least_seconds(entry: Runner, threads: int = 1, machine: Ceilings | None = No
     operations, bytes_read = 0.0, 0.0
     for array in _multiplied_arrays(entry):
         saved = (_int8_gain() if array.dtype == np.int8 else 1.0) * (_WINOGRAD if array.ndim == 4 else 1.0)
-        operations += 2.0 * int(np.count_nonzero(array)) * _uses(entry) / saved
-        bytes_read += array.nbytes * (_uses(entry) if entry.event.kind == "text" else 1)
+        operations += 2.0 * int(np.count_nonzero(array)) * _uses_per_call(entry) / saved
+        bytes_read += array.nbytes * (_uses_per_call(entry) if entry.event.kind == "text" else 1)
     return _GRANTED * max(operations / machine.operations, bytes_read / machine.bytes_read) / threads
 
 
@@ -82,19 +82,19 @@ def least_plugin_seconds(shipped: Runner, threads: int = 1, machine: Ceilings | 
     machine = machine or ceilings()
     weights = sum(array.size / (_WINOGRAD if array.ndim == 4 else 1.0) for array in _multiplied_arrays(shipped))
     share = 1.0 if shipped.event.kind == "text" else _SMALLEST_MODEL
-    operations = 2.0 * share * weights * _uses(shipped) / _int8_gain()
+    operations = 2.0 * share * weights * _uses_per_call(shipped) / _int8_gain()
     return _GRANTED * operations / machine.operations / threads
 
 
 def _multiplied_arrays(entry: Runner) -> Iterator[Array]:
-    """Yield the stored weights of an entry that take part in matrix products."""
+    """Yield the stored arrays of an entry that are operands of matrix products."""
     for name, array in entry.stored_arrays().items():
         if not any(part in name for part in _NOT_MULTIPLIED) and array.dtype.kind in "fi":
             yield array
 
 
-def _uses(entry: Runner) -> int:
-    """Return how often a call uses each weight: once per image of the batch, or once per new token."""
+def _uses_per_call(entry: Runner) -> int:
+    """Return how often a call multiplies by each weight: once per image of the batch, or per new token."""
     return entry.event.batch if entry.event.kind == "images" else entry.event.new_tokens
 
 
@@ -103,9 +103,9 @@ def _int8_gain() -> float:
 
 
 def check_floor(seconds: float, least: Callable[[Ceilings], float]) -> float:
-    """Return the lower bound on a call's seconds, or reject an entry whose calls took less.
+    """Return the lower bound on a call's `seconds`; reject an entry that is faster than it.
 
-    `least` computes the bound from the machine's ceilings, for example with `least_seconds`.
+    `least` computes the bound from the machine's peak rates, for example by `least_seconds`.
     """
     floor_seconds = least(ceilings())
     if seconds < floor_seconds:

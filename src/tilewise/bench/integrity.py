@@ -44,13 +44,13 @@ def _timer_clock() -> Callable[[], int]:
 
 @dataclass
 class ClockWatch:
-    """Two clocks read together at the start; `check` reads them again and wants the same time to have passed."""
+    """Detects tampering with the clock: two clocks are read at the start and must agree at the end."""
 
     started: int = field(default_factory=lambda: _timer_clock()())
     started_raw: int = field(default_factory=lambda: _raw_ns(_RAW) if _RAW is not None else 0)
 
     def check(self) -> None:
-        """Reject a measurement if the process's clock functions were replaced or run at another speed."""
+        """Reject the measurement if the process's clock was replaced or ran at another speed."""
         for name in _CLOCKS:
             if not isinstance(getattr(time, name), BuiltinFunctionType):
                 raise Rejected("changed clock", f"time.{name} is not the system's clock in this process")
@@ -67,7 +67,7 @@ class ClockWatch:
 
 
 def check_numpy_backend(backend: OptimizedBackend) -> None:
-    """Check that the baseline's operations are the package's own functions."""
+    """Reject the measurement unless the baseline's operations are the package's own functions."""
     for op in backend.operations():
         for implementation in backend.implementations(op):
             module = getattr(implementation.run, "__module__", "")
@@ -79,16 +79,15 @@ def check_numpy_backend(backend: OptimizedBackend) -> None:
 
 
 def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_load: bool = False) -> float:
-    """Return the ratio of the baseline's time to that of its bare matrix products; reject one far above the usual.
+    """Return the baseline's time over that of its bare matrix products; reject a ratio far above the usual one.
 
-    Both are timed interleaved, a call at a time, and the quickest of each is taken, by the clock and in processor time.
-    What a call waited for a core, as the kernel counts it, is not its own time: a machine under load interrupts every
-    long call and few short ones. Where that is known to be so only processor time decides, it is all done again before
-    anything is said, and the machine is at fault (TooNoisy).
+    Both are timed interleaved, a call at a time, and the quickest of each counts, by wall-clock and CPU time. Time that
+    a call waited for a core, as the kernel counts it, is excluded: a busy machine interrupts every long call and few
+    short ones. With `under_load` only CPU time counts, and a failure is blamed on the machine (TooNoisy).
     """
     limit = _SLOWEST * event.baseline_over_arithmetic
     for _ in range(_TRIES):
-        ratio = _over_arithmetic(event, baseline, inputs, under_load)
+        ratio = _baseline_over_products(event, baseline, inputs, under_load)
         if ratio <= limit:
             return ratio
     message = (
@@ -100,8 +99,8 @@ def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_lo
     raise Rejected("slowed baseline", f"{message}: something slows it down")
 
 
-def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: bool) -> float:
-    """Time calls of the baseline and its bare products interleaved; return the ratio of the quickest of each."""
+def _baseline_over_products(event: Event, baseline: Runner, inputs: Array, under_load: bool) -> float:
+    """Return the ratio of the baseline's quickest call to its quickest bare products, timed interleaved."""
     products = _products(event, baseline)
     passes = event.new_tokens if event.kind == "text" else 1
     calls, bare = [], []
@@ -114,7 +113,7 @@ def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: 
 
 
 def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
-    """Time one call; return wall-clock ns, less its wait for a core, and CPU ns."""
+    """Return the wall-clock ns of a call, without its wait for a core, and its CPU ns."""
     waited, own = waiting_ns("thread-self"), time.thread_time_ns()
     cpu, wall = time.process_time_ns(), _timer_clock()()
     run()
@@ -125,7 +124,7 @@ def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def waiting_ns(process: int | str) -> int:
-    """Return the nanoseconds a process's first thread waited for a core; 0 where the kernel does not count them."""
+    """Return the ns that a process's first thread has waited for a core; 0 if the kernel does not count them."""
     try:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -133,7 +132,7 @@ def waiting_ns(process: int | str) -> int:
 
 
 def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
-    """Return one function per matrix product of a call, for the baseline's bare arithmetic."""
+    """Return one function per matrix product of a baseline's call, on operands of the same sizes."""
     rng = np.random.default_rng(0)
     shapes = _text_shapes(event, baseline) if event.kind == "text" else _image_shapes(event, baseline)
     pairs = [(rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)) for m, n, k in shapes]
@@ -141,7 +140,7 @@ def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
 
 
 def _image_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
-    """Return (m, n, k) of the matrix product of every linear layer and convolution."""
+    """Return the (m, n, k) of each linear layer's and convolution's matrix product."""
     flops = FLOPCounter().count_ops(baseline.model, Tensor(np.zeros((event.batch, *event.input_shape), np.float32)))
     shapes = []
     for name, module in baseline.model.named_modules():
@@ -155,7 +154,7 @@ def _image_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
 
 
 def _text_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
-    """List (m, n, k) of each matrix product in a GPT's forward pass, at the mean sequence length of the event."""
+    """Return the (m, n, k) of each matrix product in a GPT's forward pass, at the event's mean length."""
     assert isinstance(baseline.model, GPT)
     length, width = event.prompt_tokens + event.new_tokens // 2, baseline.model.token_embedding.weight.shape[1]
     block = [(length, n, k) for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))]

@@ -27,7 +27,7 @@ def canonical(value: Any) -> bytes:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a NumPy number or a sequence to a plain JSON value, as `default` of json.dumps."""
+    """Convert a NumPy number or a sequence to plain JSON data; the `default` function of json.dumps."""
     return value.item() if hasattr(value, "item") else list(value)
 
 
@@ -50,7 +50,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def _check_skeleton(raw: bytes, most_depth: int) -> None:
-    """Refuse JSON that is too long outside of its strings, nested too deeply, or has absurdly long numbers."""
+    """Reject JSON with too much text outside of strings, too deep nesting, or absurdly long numbers."""
     if raw.count(b"\\") > _MOST_ESCAPES:
         raise Rejected("too large", f"this JSON has more than {_MOST_ESCAPES:,} escapes in its texts")
     if raw.count(b'"') > _MOST_QUOTES:

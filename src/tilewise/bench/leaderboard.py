@@ -91,7 +91,7 @@ class LocalLeaderboard:
 
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
-    """Turn a stored entry into the row of a leaderboard: id, team, name, score and gains."""
+    """Convert a stored entry to a row of the leaderboard."""
     result = entry["result"]
     if not all(isinstance(result.get(name), int | float) for name in ("score", *_GAINS)):
         raise FileFormatError(f"entry {entry['id']} of this leaderboard has no score.")
@@ -100,6 +100,6 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hash(entry: dict[str, Any]) -> str:
-    """Hash an entry without its own hash, as it reads back from JSON."""
+    """Return the hash of an entry's canonical JSON, without the field of the hash itself."""
     content = json.loads(json.dumps({key: value for key, value in entry.items() if key != "hash"}, default=float))
     return hashlib.sha256(canonical(content)).hexdigest()

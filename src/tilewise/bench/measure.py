@@ -77,7 +77,7 @@ class Benchmark:
 
 
 def _latency_data(latency: Measurement) -> dict[str, Any]:
-    """Turn a latency measurement into JSON data: percentiles in seconds, the median's interval, reasons of noise."""
+    """Convert a latency measurement to JSON data: percentiles in seconds, interval, reasons for doubt."""
     interval = latency.intervals["p50"]
     figures = {name: getattr(latency, name) for name in ("p50", "p95", "p99")}
     return figures | {"interval": [interval.low, interval.high], "reasons": latency.reasons}
@@ -85,7 +85,7 @@ def _latency_data(latency: Measurement) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gain:
-    """A ratio, above 1 where the optimized model is better, with its 95 % interval (a point where nothing varies)."""
+    """Ratio above 1 if the optimized model is better, with its 95 % interval."""
 
     ratio: float
     low: float
@@ -140,7 +140,7 @@ def benchmark_model(
     inputs = runner.event.timed_inputs(settings.rng(), _TIMED_CALLS)
     memory = memory_bytes(runner, inputs[0])
     with runner.active():
-        latency = timer.measure(_cycling(runner, inputs)[0], runs=settings.runs or runner.event.runs)
+        latency = timer.measure(_cycle_inputs(runner, inputs)[0], runs=settings.runs or runner.event.runs)
         if isinstance(profiler, ProfilerContext):
             with profiler:
                 runner.call(inputs[0])
@@ -158,7 +158,7 @@ def benchmark_model(
 
 
 def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
-    """Return the runner of a model, or of the shipped model that an event or a name stands for."""
+    """Return the runner of a model, or of the shipped model of an event or name."""
     if isinstance(model, Runner):
         return model
     if isinstance(model, str):
@@ -176,13 +176,13 @@ def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
 
 
 def _named_model(name: str) -> Event | Module:
-    """Return the event or the shipped model of this name."""
+    """Return the event or the shipped model called `name`."""
     events = [event.name for event in TinyMLPerf.events()]
     return TinyMLPerf.event(name) if name.upper() == name or name.upper() in events else models.load_model(name)
 
 
 def _accepts_inputs(model: Module, event: Event) -> bool:
-    """Tell whether a model can answer the inputs of an event."""
+    """Tell whether a model accepts the inputs of an event."""
     if event.kind == "text":
         return isinstance(model, models.pretrained("gpt").__class__)
     try:
@@ -192,8 +192,8 @@ def _accepts_inputs(model: Module, event: Event) -> bool:
     return answer.shape == (1, 10)
 
 
-def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
-    """Return a function that answers the next of `inputs` at each call, and its latest answers by input number."""
+def _cycle_inputs(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
+    """Return a function that runs the next of `inputs` at each call, and a dict of its latest answers by index."""
     answers: dict[int, Array] = {}
     turn = itertools.cycle(enumerate(inputs))
     call = runner.call
@@ -216,7 +216,7 @@ def accuracy(runner: Runner) -> float | None:
 
 
 def memory_bytes(runner: Runner, inputs: Array) -> int:
-    """Measure the bytes of the weights in memory and the peak of a call beyond them, cached buffers included.
+    """Return the bytes of the weights plus the peak memory of a call beyond them, including cached buffers.
 
     Call this before the runner's first call: kernels cache packed weights, plans and buffers between calls, and these
     must count. A call on the smallest input comes first, so that Python's own first-time costs do not count.
@@ -237,12 +237,12 @@ def _smallest(runner: Runner) -> Runner:
 
 
 def _native_bytes() -> int:
-    """Return the bytes that the compiled kernels hold."""
+    """Return the bytes that the native library has allocated."""
     return 0 if native is None else int(native.memory_in_use())
 
 
 def file_bytes(runner: Runner) -> int:
-    """Write everything that the entry stores to a temporary file and return its size."""
+    """Return the size of a file with everything that the entry stores."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         save(runner.stored_arrays(), path)
@@ -254,7 +254,7 @@ def stored_dtypes(runner: Runner) -> tuple[str, ...]:
 
 
 def _training_step(runner: Runner) -> float | None:
-    """Measure the seconds of forward, backward and AdamW on one batch; None if the entry cannot be trained."""
+    """Return the seconds of a training step on one batch; None if the entry cannot be trained."""
     import copy
 
     parameters = [p for p in runner.model.parameters() if p.dtype == np.float32]
@@ -267,7 +267,7 @@ def _training_step(runner: Runner) -> float | None:
 
 
 def _timed_step(model: Module, runner: Runner) -> float:
-    """Time forward, backward and AdamW on one batch of the event's training data, in seconds."""
+    """Return the seconds of forward, backward and AdamW on one batch of training data."""
     event = runner.event
     if event.kind == "images":
         x, y = (part[: event.batch] for part in event.training_images())
@@ -323,7 +323,7 @@ def compute_speedup(baseline: Any, optimized: Any, *, settings: Settings | None 
 
 
 def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
-    """Compute the ratios of two benchmarks that were measured separately."""
+    """Return the ratios of two benchmarks that were measured separately, with wider intervals."""
     if baseline.event != optimized.event:
         raise ConfigurationError(f"a benchmark of {baseline.event} does not compare with one of {optimized.event}")
     latency = _latency_gain(baseline.latency, optimized.latency)
@@ -344,7 +344,7 @@ def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
 
 
 def _latency_gain(before: Measurement, after: Measurement) -> Gain:
-    """Return the ratio of two medians; its interval combines those of two separate measurements."""
+    """Return the ratio of two median times, whose interval combines both measurements' intervals."""
     half_width = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _MAX_LOG_HALF_WIDTH)
     ratio = before.p50 / after.p50
     return Gain(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width))
@@ -361,7 +361,7 @@ def _exact(ratio: float) -> Gain:
 
 @dataclass(frozen=True)
 class Together:
-    """Several runners timed interleaved: the comparison and each one's benchmark. The first is the baseline."""
+    """Several runners timed interleaved; the first one is the baseline."""
 
     comparison: Comparison
     benchmarks: Mapping[str, Benchmark]
@@ -369,7 +369,7 @@ class Together:
     answers: Mapping[str, dict[int, Array]]
 
     def speedup(self, name: str) -> Speedup:
-        """Return how much faster and smaller the model `name` is than the first one that was timed."""
+        """Return how much better the runner `name` is than the baseline."""
         first = next(iter(self.benchmarks))
         relative_time = self.comparison.ratios[name]
         interval = relative_time.interval
@@ -378,7 +378,7 @@ class Together:
         return replace(plain, latency=latency, throughput=latency, notes=list(self.comparison.reasons))
 
     def check_noise(self, name: str, widest: float) -> None:
-        """Raise TooNoisy if the interval of the speed-up is wider than `widest`."""
+        """Raise TooNoisy if the interval of a runner's speed-up is wider than `widest`."""
         gain = self.speedup(name).latency
         half = (gain.high - gain.low) / (2 * gain.ratio)
         if half > widest:
@@ -395,16 +395,16 @@ def measure_together(
     rng: np.random.Generator | None = None,
     memory: Mapping[str, int] | None = None,
 ) -> Together:
-    """Measure the memory of runners of one event, unless `memory` has it, and time them interleaved on drawn inputs."""
+    """Time runners of one event interleaved on random inputs, and measure their memory unless `memory` has it."""
     rng = rng or settings.rng()
     event = next(iter(runners.values())).event
     inputs = event.timed_inputs(rng, _TIMED_CALLS)
     memory = memory or weigh(runners, inputs[0])
     functions, answers = {}, {}
     for name, runner in runners.items():
-        functions[name], answers[name] = _with_backend(runner, inputs)
+        functions[name], answers[name] = _cycle_inputs_on_backend(runner, inputs)
     timer = Timer(time_limit=settings.time_limit, sample_seconds=5 * settings.sample_seconds)  # compare takes a fifth
-    comparison = _steady(
+    comparison = _retry_unsteady(
         lambda: timer.compare(
             functions,
             runs=settings.runs or event.runs,
@@ -427,8 +427,8 @@ def measure_together(
     return Together(comparison, benchmarks, inputs, answers)
 
 
-def _steady(compare: Callable[[], Comparison]) -> Comparison:
-    """Run a comparison, and once more if the clock frequency changed; raise TooNoisy at its time limit."""
+def _retry_unsteady(compare: Callable[[], Comparison]) -> Comparison:
+    """Run a comparison, once more if the clock frequency changed; raise TooNoisy if its time limit ended it."""
     try:
         comparison = compare()
         return compare() if any(reason.startswith("frequency") for reason in comparison.reasons) else comparison
@@ -437,16 +437,13 @@ def _steady(compare: Callable[[], Comparison]) -> Comparison:
 
 
 def weigh(runners: Mapping[str, Runner], inputs: Array) -> dict[str, int]:
-    """Measure the memory of each runner, the last one first.
-
-    Where several share a model, the entry itself must be measured before the model is first called.
-    """
+    """Return each runner's memory in bytes, measured from the last one: calls warm up models that they share."""
     return {name: memory_bytes(runners[name], inputs) for name in reversed(list(runners))}
 
 
-def _with_backend(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
-    """Return `_cycling` with the runner's backend entered around every call, which costs about a microsecond."""
-    run, answers = _cycling(runner, inputs)
+def _cycle_inputs_on_backend(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
+    """Do the same as `_cycle_inputs`, with the runner's backend activated around every call."""
+    run, answers = _cycle_inputs(runner, inputs)
     active = runner.active
 
     def run_timed() -> None:

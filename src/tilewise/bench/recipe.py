@@ -98,20 +98,20 @@ def parse_recipe(source: bytes | str | Mapping[str, Any], folder: Path | None = 
     if content.get("tilewise") != FORMAT or isinstance(content.get("tilewise"), bool):
         raise Rejected("schema", f'a recipe starts with "tilewise": {FORMAT}, the version of this format')
     try:
-        event = TinyMLPerf.event(_text(content.get("event"), "event"))
+        event = TinyMLPerf.event(_checked_text(content.get("event"), "event"))
     except ConfigurationError as error:
         raise Rejected("schema", str(error)) from None
     body = "predictions" if event.kind == "tiles" else "steps"
     unknown = content.keys() - {"tilewise", "event", "name", body}
     if unknown:
         raise Rejected("schema", _unknown_key(sorted(unknown)[0], body))
-    name = _text(content.get("name", ""), "name")
+    name = _checked_text(content.get("name", ""), "name")
     if event.kind == "tiles":
         return Recipe(event, (), name, _file(content.get("predictions"), "predictions"), folder)
     steps = content.get("steps")
     if not isinstance(steps, list) or not 1 <= len(steps) <= MOST_STEPS:
         raise Rejected("schema", f"a recipe has 1 to {MOST_STEPS} steps")
-    recipe = Recipe(event, tuple(_step(entry, at) for at, entry in enumerate(steps, 1)), name, folder=folder)
+    recipe = Recipe(event, tuple(_parse_step(entry, at) for at, entry in enumerate(steps, 1)), name, folder=folder)
     _check_order(recipe)
     return recipe
 
@@ -120,7 +120,7 @@ _CLAIMS = {"score", "speedup", "latency", "accuracy", "memory", "size", "p50", "
 
 
 def _unknown_key(key: str, body: str) -> str:
-    """Say why a recipe may not have this key; `body` names the field that holds its steps or plugin."""
+    """Return why a recipe must not have this key; `body` is the name of the field with its steps or plugin."""
     if key.lower() in _CLAIMS:
         return f"a recipe brings no figures of its own, and this one states {key[:40]!r}: the harness measures them"
     return f"a recipe has no field {key[:40]!r}; it has tilewise, event, name and {body}"
@@ -139,7 +139,7 @@ def check_name(name: str) -> str:
 
 
 def file_inside(folder: Path | None, name: str) -> Path:
-    """Return the file `name` in `folder`; reject links that lead out of the folder."""
+    """Return the path of file `name` in `folder`; reject one that a link leads out of the folder."""
     check_name(name)
     if folder is None:
         raise Rejected("file missing", f"the recipe names the file {name!r} but came without a folder")
@@ -163,8 +163,8 @@ Check = Callable[[Any, str], Any]
 _MOST_MARKS = 3  # accents on one letter
 
 
-def _text(value: Any, what: str, most: int = 80) -> str:
-    """Return the value if it is printable text of at most `most` characters; reject the recipe otherwise."""
+def _checked_text(value: Any, what: str, most: int = 80) -> str:
+    """Return the value if it is printable text of at most `most` characters; otherwise reject `what`, its field."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise Rejected("schema", f"{what} must be a text of at most {most} printable characters")
     if any(all(map(unicodedata.combining, value[at : at + _MOST_MARKS + 1])) for at in range(len(value) - _MOST_MARKS)):
@@ -173,7 +173,7 @@ def _text(value: Any, what: str, most: int = 80) -> str:
 
 
 def _one_of(*names: str) -> Check:
-    """Return a check that a value is one of these words."""
+    """Return a check that a value is one of these names."""
 
     def check(value: Any, what: str) -> str:
         if not isinstance(value, str) or value not in names:
@@ -184,7 +184,7 @@ def _one_of(*names: str) -> Check:
 
 
 def _whole_number(low: int, high: int) -> Check:
-    """Return a check that a value is an integer in this range."""
+    """Return a check that a value is an integer in [low, high]."""
 
     def check(value: Any, what: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -194,44 +194,44 @@ def _whole_number(low: int, high: int) -> Check:
     return check
 
 
-def _share(value: Any, what: str) -> float:
-    """Return the value as a float if it is in [0, 1); reject the recipe otherwise."""
+def _checked_fraction(value: Any, what: str) -> float:
+    """Return the value as a float in [0, 1); otherwise reject the recipe, naming the field `what`."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1
     if not good:
         raise Rejected("schema", f"{what} must be a number from 0 up to, but not including, 1")
     return float(value)
 
 
-def _yes_or_no(value: Any, what: str) -> bool:
-    """Return the value if it is a bool; reject the recipe otherwise."""
+def _checked_bool(value: Any, what: str) -> bool:
+    """Return the value if it is a bool; otherwise reject the recipe, naming the field `what`."""
     if not isinstance(value, bool):
         raise Rejected("schema", f"{what} must be true or false")
     return value
 
 
-def _names(value: Any, what: str) -> tuple[str, ...]:
-    """Return a list of at most 32 short texts as a tuple; reject the recipe otherwise."""
+def _checked_names(value: Any, what: str) -> tuple[str, ...]:
+    """Return a list of at most 32 short texts as a tuple; otherwise reject the recipe, naming the field `what`."""
     if not isinstance(value, list | tuple) or len(value) > 32:
         raise Rejected("schema", f"{what} must be a list of at most 32 names")
-    return tuple(_text(item, what) for item in value)
+    return tuple(_checked_text(item, what) for item in value)
 
 
 def _file(value: Any, what: str) -> str:
-    return check_name(_text(value, what, most=200))
+    return check_name(_checked_text(value, what, most=200))
 
 
-def _tiles(value: Any, what: str) -> tuple[dict[str, Any], ...]:
-    """Check a list of tiles, each {"shape": [m, n, k], "layout": "nt", "tile": {...}}, and return it as a tuple."""
+def _checked_tiles(value: Any, what: str) -> tuple[dict[str, Any], ...]:
+    """Check a list of tiles, each {"shape": [m, n, k], "layout": "nt", "tile": {...}}; return it as a tuple."""
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= 64:
         raise Rejected("schema", f"{what} must be a list of 1 to 64 tiles")
-    return tuple(_tile(entry, f"{what}, number {at}") for at, entry in enumerate(value, 1))
+    return tuple(_checked_tile(entry, f"{what}, number {at}") for at, entry in enumerate(value, 1))
 
 
 _TILE_SIZES = ("mr", "nr", "mc", "nc", "kc", "threads_m", "threads_n")
 
 
-def _tile(entry: Any, what: str) -> dict[str, Any]:
-    """Check one such tile: the shape and layout it is for, and its sizes."""
+def _checked_tile(entry: Any, what: str) -> dict[str, Any]:
+    """Check one tile of a recipe: its shape, layout and block sizes."""
     if not isinstance(entry, Mapping) or entry.keys() != {"shape", "layout", "tile"}:
         raise Rejected("schema", f"{what}, has a shape, a layout and a tile")
     shape, tile = entry["shape"], entry["tile"]
@@ -241,7 +241,7 @@ def _tile(entry: Any, what: str) -> dict[str, Any]:
     if not required <= tile.keys() <= required | {"pack_a", "pack_b", "threads_m", "threads_n"}:
         raise Rejected("schema", f"{what}: a tile has mr, nr, mc, nc, kc and may have pack_a, pack_b and threads")
     sizes = {k: _whole_number(1, 1 << 20)(v, f"{what}, {k}") for k, v in tile.items() if k in _TILE_SIZES}
-    packs = {k: _yes_or_no(v, f"{what}, {k}") for k, v in tile.items() if k not in _TILE_SIZES}
+    packs = {k: _checked_bool(v, f"{what}, {k}") for k, v in tile.items() if k not in _TILE_SIZES}
     return {
         "shape": [_whole_number(1, 1 << 20)(n, f"{what}, shape") for n in shape],
         "layout": _one_of("nn", "nt", "tn", "tt")(entry["layout"], f"{what}, layout"),
@@ -253,23 +253,23 @@ _REQUIRED: Any = object()
 _STEPS: dict[str, dict[str, tuple[Check, Any]]] = {
     "weights": {"file": (_file, _REQUIRED), "dtype": (_one_of("float32", "float16", "int8"), "float32")},
     "backend": {"name": (_one_of("native", "numpy"), _REQUIRED)},
-    "tile": {"matmul": (_tiles, _REQUIRED)},
+    "tile": {"matmul": (_checked_tiles, _REQUIRED)},
     "shrink": {
-        "sparsity": (_share, _REQUIRED),
+        "sparsity": (_checked_fraction, _REQUIRED),
         "epochs": (_whole_number(0, 40), 0),
         "seed": (_whole_number(0, 2**31), 0),
     },
     "prune": {
-        "sparsity": (_share, _REQUIRED),
+        "sparsity": (_checked_fraction, _REQUIRED),
         "scope": (_one_of("global", "layer"), "global"),
         "epochs": (_whole_number(0, 40), 0),
-        "sparse": (_yes_or_no, True),
+        "sparse": (_checked_bool, True),
         "seed": (_whole_number(0, 2**31), 0),
     },
     "quantize": {
         "observer": (_one_of("minmax", "percentile", "mse", "entropy"), "minmax"),
         "samples": (_whole_number(1, 1437), 256),
-        "keep_float": (_names, ()),
+        "keep_float": (_checked_names, ()),
     },
     "kv_cache": {"dtype": (_one_of("float32", "float16", "int8"), "float32")},
 }
@@ -278,8 +278,8 @@ _ORDER = {"weights": 0, "shrink": 1, "prune": 1, "quantize": 2}
 _FOR_IMAGES, _FOR_TEXT = {"shrink", "prune"}, {"kv_cache"}
 
 
-def _step(entry: Any, at: int) -> Step:
-    """Parse one step of a recipe and fill in its defaults; `at` is its number, for messages."""
+def _parse_step(entry: Any, at: int) -> Step:
+    """Parse step number `at` of a recipe, and fill in the defaults of its options."""
     where = f"step {at}"
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), str) or entry["step"] not in _STEPS:
         raise Rejected("schema", f'{where} needs "step": one of {", ".join(_STEPS)}')
@@ -320,7 +320,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option_text(value: Any) -> str:
-    """Write an option's value for a one-line summary; of a list, only its length."""
+    """Format an option's value for a one-line summary; a list as its length."""
     if isinstance(value, list | tuple):
         return f"of {len(value)}"
     return str(value).lower() if isinstance(value, bool) else str(value)

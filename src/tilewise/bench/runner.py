@@ -31,7 +31,7 @@ _CHUNK = 360
 
 @dataclass
 class Runner:
-    """A runnable entry, or the baseline it is compared with."""
+    """A model of an event as it is validated and timed: an entry, or the baseline."""
 
     event: Event
     model: Module
@@ -42,12 +42,12 @@ class Runner:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Run everything inside the block through this runner's backend, without gradients."""
+        """Use this runner's backend, without gradients, inside the block."""
         with use_backend(self.backend), no_grad():
             yield
 
     def call(self, inputs: Array) -> Array:
-        """Run one timed call inside an `active` block: logits (B, classes) of images, or the new tokens of a prompt."""
+        """Run one timed call, inside `active`: logits (B, classes) of images, or the new tokens of a prompt."""
         if self.event.kind == "images":
             result: Tensor = self.model(Tensor(inputs))
             return result.data
@@ -58,7 +58,7 @@ class Runner:
         return np.fromiter(generate(self.model, inputs, self.event.new_tokens, **options), np.int64)
 
     def answer(self, inputs: Array) -> Array:
-        """Answer any number of images or prompts, one `call` after the other."""
+        """Return the answers to any number of images or prompts, computed call by call."""
         with self.active():
             if self.event.kind == "images":
                 chunks = [self.call(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
@@ -68,21 +68,21 @@ class Runner:
     # --- storage ---
 
     def stored_arrays(self) -> dict[str, Array]:
-        """Return the arrays that a file of this entry holds, by name."""
+        """Return the arrays that a file of this entry contains, by name."""
         if self.decoder_weights == "int8":
             return _int8_decoder_arrays(self.model)
-        return dict(_stored(self.model, ""))
+        return dict(_stored_entries(self.model, ""))
 
     @property
     def bytes_held(self) -> int:
-        """Count the bytes of all weights in memory, including copies that layers hold."""
+        """Bytes of all weights in memory, including packed copies in layers."""
         total = _bytes_in_memory(self.model)
         if self.decoder_weights == "int8":  # the decoder keeps int8 copies in addition to the float model
             total += sum(a.nbytes for name, a in self.stored_arrays().items() if name.endswith((".q", ".scale")))
         return total
 
     def fingerprint(self) -> str:
-        """Hash every stored number; the hash must not change between the accuracy test and the end of timing."""
+        """Return a hash of all stored numbers, which must not change during validation and timing."""
         seal = hashlib.sha256()
         for name, array in sorted(self.stored_arrays().items()):
             seal.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -103,8 +103,8 @@ def runner_for(model: Module, event: Event) -> Runner:
 # --- storage of each kind of layer ---
 
 
-def _stored(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
-    """Yield the name and array of everything a module stores, its children included."""
+def _stored_entries(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
+    """Yield (name, array) of everything that a module and its submodules store."""
     if isinstance(module, QuantizedModel):
         yield from _quantized_model_arrays(module, prefix)
     elif isinstance(module, QuantizedLinear):
@@ -116,7 +116,7 @@ def _stored(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
             if isinstance(value, Tensor):
                 yield prefix + name, value.data
         for name, child in module.named_children():
-            yield from _stored(child, f"{prefix}{name}.")
+            yield from _stored_entries(child, f"{prefix}{name}.")
 
 
 def _with_prefix(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, Array]]:
@@ -136,7 +136,7 @@ def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tupl
 
 
 def _node_constants(step: Any) -> dict[str, Array]:
-    """Return the constant inputs of a graph step that is a plain operation."""
+    """Return the constant arrays of a quantized model's operator that runs as a traced operation."""
     if step.node is None:
         return {}
     constants = dict(enumerate(step.node.inputs)) | step.node.params
@@ -151,7 +151,7 @@ def _quantized_linear_arrays(layer: QuantizedLinear) -> dict[str, Array]:
 
 
 def _sparse_arrays(layer: SparseLinear) -> dict[str, Array]:
-    """Return a sparse layer's weights as a bit mask and the nonzero values, with the bias if it has one."""
+    """Return a sparse layer's arrays by name: bit mask, nonzero values, bias if it has one."""
     dense = layer.to_dense()
     weight = dense.weight.data
     arrays = {"mask": np.packbits(weight != 0), "values": weight[weight != 0]}
@@ -173,7 +173,7 @@ def _int8_decoder_arrays(model: Module) -> dict[str, Array]:
 
 
 def check_int8(array: Array, where: str) -> Array:
-    """Return the array; reject one whose dtype is not int8, such as integers stored as floats."""
+    """Return the array; reject it, naming `where` it is, unless its dtype is int8."""
     if array.dtype != np.int8:
         raise Rejected(
             "false dtype", f"{where} calls itself int8 but stores {array.dtype}, {array.dtype.itemsize} bytes a weight"

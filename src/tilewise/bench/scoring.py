@@ -45,7 +45,7 @@ PRACTICE_SPLIT = ("h200", "valid")  # the embedded collection that anyone may pr
 
 @dataclass(frozen=True)
 class Score:
-    """A score with everything it came from, as plain data."""
+    """A score with all figures that it was computed from, as plain data."""
 
     event: str
     score: float
@@ -76,7 +76,7 @@ class Score:
 
 
 def check_ranked(practice: bool) -> None:
-    """Reject a practice score, which no leaderboard takes."""
+    """Reject a practice score, which leaderboards do not accept."""
     if practice:
         raise Rejected("practice", "a practice score is not ranked: score the entry without --practice")
 
@@ -87,7 +87,7 @@ def combined(speedup: float, memory_gain: float, size_gain: float) -> float:
 
 
 def validate_recipe(recipe: Recipe, settings: Settings | None = None) -> Validation:
-    """Build the entry and check its answers, without timing it."""
+    """Build the entry of a recipe and check its answers, without timing it."""
     settings = settings or Settings()
     if recipe.event.kind == "tiles":
         share = score_tiles(recipe, settings.truth).score
@@ -132,7 +132,7 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
         gains.memory.ratio,
         gains.size.ratio,
         figures=figures | {"speedup": gains.as_dict(), "baseline_over_arithmetic": anchor, "floor_s": floor},
-        steps=[_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
+        steps=[_figures_after_step(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
         validation=validation.as_dict(),
         notes=list(together.comparison.reasons),
         practice=settings.practice,
@@ -167,12 +167,12 @@ def score_tiles(recipe: Recipe, truth: str | None) -> Score:
 
 
 def _tiles_validation(share: float, checks: list[str]) -> Validation:
-    """Return the validation of a file of predictions, which has no inputs to draw."""
+    """Return the validation of a predictions file, for which no inputs are drawn."""
     return Validation(accuracy=share, floor=0.0, agreement=share, drawn=0, left_out=0, dtypes=(), checks=checks)
 
 
 def check_timed_answers(together: Together, entry: Runner, reference: Runner, name: str) -> None:
-    """Check that the answers given during timing are the entry's own, and correct."""
+    """Reject an entry whose answers during timing differ from its own earlier ones, or are wrong."""
     for at, answer in together.answers[name].items():
         x = together.inputs[at]
         again = entry.answer(x if entry.event.kind == "images" else x[None])
@@ -183,8 +183,8 @@ def check_timed_answers(together: Together, entry: Runner, reference: Runner, na
             raise Rejected("wrong answer", "a text generated while the clock ran is not the shipped model's")
 
 
-def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
-    """Return the figures after one step of a recipe: latency, memory, size, and the score so far."""
+def _figures_after_step(together: Together, name: str, label: str) -> dict[str, Any]:
+    """Return latency, memory, size and score after the recipe step `name`, as JSON data."""
     figures = together.benchmarks[name]
     facts: dict[str, Any] = {"label": label, "latency_s": figures.latency.p50, "accuracy": figures.accuracy}
     facts |= {"memory_bytes": figures.memory_bytes, "file_bytes": figures.file_bytes}
@@ -209,7 +209,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def check_consistent(facts: dict[str, Any]) -> None:
-    """Check that a stored score follows from its gains, and the gains from the measured figures."""
+    """Reject stored results whose score does not follow from its gains, or these from the figures."""
     try:
         score = Score.from_dict(facts)
         check_ranked(score.practice)
@@ -248,7 +248,7 @@ _RUNS = 24  # twelve blocks; eight is the least with which a signed-rank test ca
 
 
 def duel(challenger: Recipe, record: Recipe, settings: Settings) -> dict[str, Any]:
-    """Score two entries interleaved; return whether the challenger wins at p < 0.01, that p, and the factor."""
+    """Time two entries interleaved; return whether the challenger is faster at p < 0.01, that p, and the factor."""
     runs = max(settings.runs or challenger.event.runs, _RUNS)
     most = max(settings.most_runs or 4 * runs, runs)
     runners = {"record": build(record), "challenger": build(challenger)}

@@ -141,7 +141,7 @@ def _tiles_reference() -> Recipe:
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
-    """Return a recipe as it is, or parse it from its content or its file."""
+    """Parse a recipe from a file or parsed JSON; return a `Recipe` unchanged."""
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):
@@ -171,7 +171,10 @@ def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int
 
 
 def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float) -> dict[str, Any]:
-    """Run `python -m module` on a JSON request; return its answer, or raise its error."""
+    """Run `python -m module` on a JSON request with this number of threads; return its answer, or raise its error.
+
+    It is stopped after `limit` seconds.
+    """
     command = [sys.executable, "-P", "-m", module]
     try:
         done = subprocess.run(
@@ -196,14 +199,14 @@ def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float
 
 
 def _error(answer: Mapping[str, Any]) -> TilewiseError:
-    """Turn the error that a child process reported as JSON back into an exception."""
+    """Convert an error that a child process reported as JSON back to an exception."""
     if answer["error"] == "Rejected":
         return Rejected(answer["code"], answer["message"])
     return TooNoisy(answer["message"]) if answer["error"] == "TooNoisy" else TilewiseError(answer["message"])
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return a clean environment: the path of this tilewise, one thread count for all libraries, no preloading."""
+    """Return a clean environment: this tilewise's path, the thread count for all libraries, no preloading."""
     variables = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ
     }

@@ -86,7 +86,7 @@ def _validate_images(
 
 
 def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) -> tuple[tuple[Array, Array], str]:
-    """Return images that an entry cannot have learned, and their description: the teacher's own, or new ones."""
+    """Return images and labels that an entry cannot have learned, and what they are: the teacher's, or new."""
     if settings.images is None:
         return event.draw_labelled(rng, 32 * settings.drawn_inputs), "training images, transformed and with new noise"
     return read_images(Path(settings.images), event), "images that only the teacher has"
@@ -181,7 +181,10 @@ def _validate_text(
 
 
 def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
-    """Reject tokens (count, length) that are not the reference's; return how many prompts differ at near ties only."""
+    """Reject generated tokens (count, length) that differ from the reference's, except at near ties.
+
+    Returns the number of prompts with such a difference.
+    """
     event = reference.event
     expected_shape = (len(prompts), event.new_tokens)
     if not isinstance(answers, np.ndarray) or answers.shape != expected_shape or answers.dtype.kind not in "iu":
@@ -204,7 +207,10 @@ def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
 
 
 def worst_difference(prompt: Array, answer: Array, reference: Runner) -> tuple[int | None, float]:
-    """Return the position where `answer` deviates most from the plain model's choice, and the logit difference."""
+    """Find the token of `answer` that deviates most from the reference's choices.
+
+    Return (position, logit difference).
+    """
     assert isinstance(reference.model, GPT)
     if answer.min(initial=0) < 0 or answer.max(initial=0) >= reference.model.vocab:
         return 0, float("inf")
@@ -225,7 +231,7 @@ LEAST_ENERGY = 0.5  # of the shipped squares that as many weights could keep
 
 
 def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -> None:
-    """Reject weights that were not derived from the shipped ones."""
+    """Reject weights that are too different from the shipped ones to be derived from them."""
     for name, own in shipped.items():
         if own.ndim > 1 and own.dtype.kind == "f":
             cosine, energy = likeness(weights[name], own)
@@ -244,7 +250,7 @@ def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -
 
 
 def likeness(weights: Array, shipped: Array) -> tuple[float, float]:
-    """Return the cosine to the shipped weights where `weights` are nonzero, and the share of their squares there."""
+    """Return the cosine of nonzero weights and the shipped ones, and the share of the latter's squares there."""
     remaining = weights != 0
     if not remaining.any():
         return 1.0, 1.0

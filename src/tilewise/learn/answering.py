@@ -40,14 +40,14 @@ def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
 
 
 def sentence(error: BaseException, path: str) -> str:
-    """Format an exception in one sentence with the line of the reader's file that raised it."""
+    """Describe an exception in one sentence, with the line of file `path` that raised it."""
     own_lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     text = str(error).strip().split("\n")[0][:300]
     return f"{type(error).__name__}" + (f": {text}" if text else "") + (f" (line {own_lines[-1]})" if own_lines else "")
 
 
 def serve(channel: MessageChannel, path: str, name: str) -> None:
-    """Load the reader's function, then call it for each request and send back its result and changed arguments."""
+    """Load function `name` from the reader's file; answer each request with its result and changed arguments."""
     channel.send({"ready": True})
     function, why = load(path, name)
     channel.send({"loaded": function is not None, "why": why})
@@ -70,10 +70,11 @@ def serve(channel: MessageChannel, path: str, name: str) -> None:
 
 
 def _remote_request(channel: MessageChannel) -> Callable[[int, str, Sequence[Any]], Any]:
-    """Return a function that has the checking process call a method of one of its objects, and returns the result."""
+    """Return a function that calls a method of one of the checking process's objects and returns the result."""
     codec = Codec(lambda *_: None)
 
     def ask(number: int, name: str, args: Sequence[Any]) -> Any:
+        """Call method `name` of the checking process's object `number`."""
         channel.send({"asks": [number, name, [codec.encode(value) for value in args]]})
         answer = channel.receive()
         if "refused" in answer:
@@ -92,7 +93,7 @@ def _copy_array(value: Any) -> Any:
 
 
 def main() -> None:
-    """Load a student's file in this child process and call its functions as the parent asks over the pipes."""
+    """Load a reader's file in this child process and answer the parent's calls over the pipes."""
     path, name = sys.argv[1:3]
     channel = MessageChannel(os.dup(0), os.dup(1))
     with Path(os.devnull).open("rb") as nothing:

@@ -32,7 +32,7 @@ _MAX_ANSWER_BYTES = 1 << 20  # arbitrary; rejects files that are not an answer
 
 
 class Wrong(Exception):
-    """An answer that is not right; the message is the feedback."""
+    """Raised for a wrong answer; the message is the feedback to the reader."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,10 @@ Starter = Callable[[Path, str, float], AbstractContextManager[MessageChannel]]
 
 @contextmanager
 def answering(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]:
-    """Start a process that loads the file at `path` and calls its function `name`; kill it when the block ends."""
+    """Start a process that calls function `name` of the file at `path`.
+
+    Yields the channel to it and kills it at the end.
+    """
     command = [sys.executable, "-m", "tilewise.learn.answering", str(path), name]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
@@ -77,7 +80,7 @@ def answering(path: Path, name: str, deadline: float) -> Iterator[MessageChannel
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Return the CPU time of a process; None where /proc does not tell."""
+    """Return the CPU time of a process in seconds; None without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -99,7 +102,7 @@ def check_lesson(lesson: str) -> str:
 
 
 def start(lesson: str, path: Path) -> Path:
-    """Write the unfinished exercises of a lesson to `path`; never overwrite a file."""
+    """Write the unfinished exercises of a lesson to `path`; an existing file is not overwritten."""
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     if path.exists():
         raise ConfigurationError(f"{path} is already there; check it, or give another --file.")
@@ -153,7 +156,7 @@ def feedback(
             loaded = channel.receive()
             if loaded.get("loaded") is not True:
                 return str(loaded.get("why"))[:500]
-            return _verdict(exercise, Answer(channel))
+            return _feedback_on(exercise, Answer(channel))
         except TimeoutError:
             limit = f"{time_limit:g} seconds of computing"
             return f"it did not come to an end within {limit}; look for a loop that never stops, or does far too much"
@@ -161,8 +164,8 @@ def feedback(
             return f"there is no answer: {error}"
 
 
-def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:
-    """Run the check of an exercise and turn every failure into a sentence; "" if it passes."""
+def _feedback_on(exercise: Exercise, answer: Callable[..., Any]) -> str:
+    """Check an answer; return the feedback on any failure as a sentence, "" if it is right."""
     try:
         exercise.check(answer)
     except Wrong as wrong:
@@ -181,12 +184,13 @@ def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:
 
 
 def _check_in_process(exercise: Exercise, path: str) -> str:
-    """Check without a second process: in a browser, where an answer could only deceive its own author."""
+    """Check an answer in this process, as in a browser, where deceiving the check harms nobody."""
     from tilewise.learn.answering import load, sentence
 
     function, why = load(path, exercise.name)
 
     def answer(*args: Any, **options: Any) -> Any:
+        """Call the reader's function; convert its exceptions to feedback."""
         assert function is not None
         try:
             return function(*args, **options)
@@ -195,11 +199,11 @@ def _check_in_process(exercise: Exercise, path: str) -> str:
         except Exception as error:
             raise AnswerFailed(_describe_failure(sentence(error, path), args)) from None
 
-    return why if function is None else _verdict(exercise, answer)
+    return why if function is None else _feedback_on(exercise, answer)
 
 
 def _describe_failure(failure: str, args: Sequence[Any]) -> str:
-    """Add the arguments of the call to the sentence of an error: numbers as they are, arrays by their shapes."""
+    """Append a call's arguments to an error's sentence: numbers as they are, arrays by shape."""
     shapes = [getattr(value, "shape", None) for value in args]
     words = [short(value) if shape is None else f"{shape}" for value, shape in zip(args, shapes, strict=True)]
     return f"{failure} in the call with {', '.join(words)}"
@@ -210,13 +214,13 @@ class AnswerFailed(Exception):
 
 
 class Answer:
-    """The reader's function, called in its own process."""
+    """The reader's function as a callable, which runs in another process."""
 
     def __init__(self, channel: MessageChannel) -> None:
         self._channel = channel
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Send the arguments, serve requests for local objects, and return the decoded result."""
+        """Call the reader's function in its process, serving its requests for local objects; return the result."""
         codec = Codec()
         encoded = [codec.encode(value) for value in args]
         self._channel.send({"args": encoded, "options": {key: codec.encode(value) for key, value in options.items()}})
@@ -232,13 +236,13 @@ class Answer:
                 raise NotImplementedError
             raise AnswerFailed(_describe_failure(str(message["stops"])[:400], args))
         try:
-            _write(codec, message["written"])
+            _copy_back(codec, message["written"])
             return codec.decode(message["gives"])
         except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError):
             raise ConnectionLost("it wrote something else than an answer") from None
 
     def _answer_request(self, codec: Codec, question: Any) -> Wrong | None:
-        """Answer a request for an object of this process; return the error that it raised in the check, if any."""
+        """Serve a request for a local object; return the `Wrong` that this raised, if any."""
         try:
             number, name, args = question
             answer_value = handle_request(codec.local_objects, number, name, [codec.decode(value) for value in args])
@@ -252,8 +256,8 @@ class Answer:
         return None
 
 
-def _write(codec: Codec, written: dict[str, Any]) -> None:
-    """Copy the answer's changes to its array and list arguments into the originals."""
+def _copy_back(codec: Codec, written: dict[str, Any]) -> None:
+    """Copy changed contents of array and list arguments back into the originals."""
     for at, encoded in written.items():
         mine, theirs = codec.views[int(at)], codec.decode(encoded)
         if isinstance(mine, list) and isinstance(theirs, list):
@@ -271,7 +275,7 @@ def require(holds: bool, feedback: str) -> None:
 
 
 def short(value: Any) -> str:
-    """Show a value in a sentence: an array by its shape, anything else by the start of its repr."""
+    """Format a value briefly for a sentence: an array as its shape, others as the start of their repr."""
     if isinstance(value, np.ndarray) and value.size > 4:
         return f"an array of shape {value.shape}"
     text = repr(value.tolist() if isinstance(value, np.ndarray) else value)

@@ -26,7 +26,7 @@ Mistakes = list[tuple[str, Function]]  # a hint, and a function that makes the m
 
 @dataclass(frozen=True)
 class Example:
-    """Arguments of one call; `about` says what is special about them: "where magnitudes are equal"."""
+    """One call of an exercise: arguments, and what is special about them, as in "where magnitudes are equal"."""
 
     args: tuple[Any, ...]
     about: str = ""
@@ -35,7 +35,10 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """One call of the answer: its result and the reference's (one part, if both are a tuple or a dict)."""
+    """Result of one call of the reader's function, with the reference's (`right`) and what is wrong.
+
+    For a tuple or dict, it is about one part of the result.
+    """
 
     case: Example
     call: str
@@ -52,15 +55,15 @@ def differential(
     fault: Fault | None = None,
     tolerance: float = 1e-6,
 ) -> Callable[[Function], None]:
-    """Return the check of an exercise.
+    """Return the check of an exercise, which compares the reader's function with `reference` on all `cases`.
 
     `fault(result, right, *args)` returns what is wrong with a result, or "", where several results are right; by
-    default, it has to be close to the reference's.
+    default, it has to be close to the reference's. `hint` is the feedback if the mistake is not recognized.
     """
 
     def check(answer: Function) -> None:
-        """Call the answer with every input; raise Wrong with the hint for its mistake."""
-        trials = [_run(answer, reference, case, fault, tolerance) for case in cases()]
+        """Call the answer on every case; raise Wrong, with the hint for the most likely mistake, if any fails."""
+        trials = [_run_case(answer, reference, case, fault, tolerance) for case in cases()]
         stopped = [trial for trial in trials if isinstance(trial.result, AnswerFailed)]
         wrong = [trial for trial in trials if trial.complaint and trial not in stopped]
         if stopped and (len(stopped) == len(trials) or not wrong):
@@ -76,8 +79,8 @@ def differential(
     return check
 
 
-def _run(answer: Function, reference: Function, case: Example, fault: Fault | None, tolerance: float) -> _Outcome:
-    """Call the answer and the reference; an answer must not change its arguments."""
+def _run_case(answer: Function, reference: Function, case: Example, fault: Fault | None, tolerance: float) -> _Outcome:
+    """Call the answer and the reference on one case; an answer that changes its arguments is wrong."""
     parameters = list(inspect.signature(reference).parameters)
     arguments = [*map(short, case.args), *(f"{name}={value!r}" for name, value in case.options.items())]
     call = f"{reference.__name__}({', '.join(arguments)})"
@@ -105,7 +108,7 @@ def _run(answer: Function, reference: Function, case: Example, fault: Fault | No
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys and parts of a tuple or a dict, or None and the value itself."""
+    """Yield (key, part) for the parts of a tuple or dict; (None, value) for any other value."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, tuple):
@@ -115,7 +118,7 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _wrong_form(result: Any, right: Any) -> str:
-    """Describe a result whose type is not the reference's; "" if it is."""
+    """Return a description of a result whose type, or number of parts, is not the reference's; "" otherwise."""
     if result is None:
         return "None: end it with return"
     if isinstance(right, dict):
@@ -139,7 +142,7 @@ def _wrong_form(result: Any, right: Any) -> str:
 
 
 def _difference(result: Any, right: Any) -> str:
-    """Say where a result differs from the right one."""
+    """Describe where a result first differs from the right one."""
     if not isinstance(right, np.ndarray):
         return f"gave {float(result):.6g}, and {float(right):.6g} is right: "
     if result.shape != right.shape:
@@ -169,7 +172,7 @@ def close(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def known_mistakes(reference: Function) -> Mistakes:
-    """Return the known mistakes of an exercise, from the file of its lesson.
+    """Return an exercise's known mistakes, as hints with the functions that make them, from its lesson's file.
 
     A line is a hint; the indented lines below it are expressions of the exercise's arguments that make this mistake.
     """
@@ -195,7 +198,7 @@ def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, toler
     wrong = [trial for trial in trials if trial.complaint]
 
     def agreement(candidate: Function) -> tuple[int, int]:
-        """Count the wrong results that a candidate explains, and (negative) the right ones that it contradicts."""
+        """Count the wrong results that a candidate explains and, negated, the right ones it contradicts."""
         values = [_attempt(candidate, trial) for trial in trials]
         agrees = [close(value, trial.result, max(tolerance, 1e-9)) for value, trial in zip(values, trials, strict=True)]
         differs = [not close(value, trial.right, tolerance) for value, trial in zip(values, trials, strict=True)]
@@ -219,6 +222,7 @@ def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, toler
 
 
 def _attempt(candidate: Function, trial: _Outcome) -> Any:
+    """Apply a candidate mistake to a trial; None if it raises."""
     try:
         with np.errstate(all="ignore"):
             return candidate(trial)
@@ -227,7 +231,7 @@ def _attempt(candidate: Function, trial: _Outcome) -> Any:
 
 
 def _where(trials: list[_Outcome]) -> str:
-    """Say which inputs are wrong, if others are right."""
+    """Return which cases are wrong as part of a sentence, if others are right; else ""."""
     wrong = [trial for trial in trials if trial.complaint]
     places = list(dict.fromkeys(trial.case.about for trial in wrong))
     if len(wrong) == len(trials) or "" in places:
@@ -239,7 +243,10 @@ def _changed_results(first: _Outcome) -> Iterator[tuple[str, Function]]:
     """Yield descriptions of a wrong result, with functions that change the right one accordingly."""
 
     def each(transform: Callable[[Any], Any]) -> Function:
+        """Return a function that applies `transform` to every part of a trial's right result."""
+
         def changed(trial: _Outcome) -> Any:
+            """Apply the transformation to the right result of a trial."""
             right = trial.right
             if isinstance(right, dict):
                 return {key: transform(value) for key, value in right.items()}
@@ -281,7 +288,7 @@ def _changed_results(first: _Outcome) -> Iterator[tuple[str, Function]]:
 
 
 def _rearranged(trial: _Outcome, arrange: Function) -> Any:
-    """Return the result itself if it has the right numbers in another arrangement."""
+    """Return a trial's result if `arrange` makes it equal the right one, such as sorted; else None."""
     if (
         not isinstance(trial.right, np.ndarray)
         or trial.right.dtype == bool

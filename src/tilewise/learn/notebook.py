@@ -40,7 +40,7 @@ def verdict_lines(results: list[Result]) -> list[str]:
 
 
 def report(lesson: str, file: str | Path | None = None, time_limit: float = TIME_LIMIT) -> None:
-    """Check the answers in LESSON.py next to the notebook, store the progress, and print the verdicts."""
+    """Check the answers in LESSON.py next to the notebook, store progress, and print feedback."""
     results = check(lesson, Path(file) if file is not None else Path(f"{check_lesson(lesson)}.py"), time_limit)
     storage_error = remember(lesson, results)
     print("\n".join([*verdict_lines(results), *filter(None, [storage_error])]))
@@ -55,7 +55,7 @@ def hints(lesson: str, exercise: str) -> list[str]:
 
 
 def hint(lesson: str, exercise: str, number: int = 1) -> None:
-    """Print one hint; `number=2` says more."""
+    """Print hint `number` for an exercise; higher numbers reveal more."""
     texts = hints(lesson, exercise)
     at = min(max(number, 1), len(texts))
     print(f"{exercise}, hint {at} of {len(texts)}: {texts[at - 1]}")
@@ -72,7 +72,7 @@ def where() -> Path:
 
 
 def progress() -> Progress:
-    """Return the solved exercises; a damaged file counts as empty."""
+    """Return the solved exercises by lesson; a damaged file counts as empty."""
     try:
         solved = read_json_input(where())
         return {lesson: {str(k): str(v) for k, v in solved.get(lesson, {}).items()} for lesson in LESSONS}
@@ -81,7 +81,7 @@ def progress() -> Progress:
 
 
 def remember(lesson: str, results: Iterable[Result]) -> str:
-    """Store newly solved exercises; return "", or why they cannot be stored."""
+    """Store newly solved exercises; return "" or the reason why they cannot be stored."""
     solved = progress()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for result in results:
@@ -95,7 +95,7 @@ def remember(lesson: str, results: Iterable[Result]) -> str:
 
 
 def lines() -> list[str]:
-    """Format the progress: one line per lesson, with a mark for each exercise."""
+    """Format the progress as lines, one per lesson, with a mark for each exercise."""
     solved = progress()
     rows = []
     for lesson in LESSONS:

@@ -29,7 +29,7 @@ class ConnectionLost(Exception):
 
 
 class MessageChannel:
-    """One end of two pipes: messages of bounded length until `deadline` (monotonic clock, seconds)."""
+    """One end of a pair of pipes for messages of bounded length, with a deadline (monotonic seconds)."""
 
     def __init__(self, reading: int, writing: int, deadline: float | None = None) -> None:
         self._reading, self._writing, self.deadline = reading, writing, deadline
@@ -41,7 +41,7 @@ class MessageChannel:
             os.set_blocking(writing, False)
 
     def limit(self, seconds: float, longest: float) -> None:
-        """Let the other process compute for `seconds` from now on, and wait for it `longest` seconds at most."""
+        """Allow the other process `seconds` of computing from now on, and at most `longest` seconds in all."""
         used = self.computing_seconds()
         self._computing_limit = None if used is None else used + seconds
         self.deadline, self._last = time.monotonic() + seconds, time.monotonic() + longest
@@ -75,7 +75,7 @@ class MessageChannel:
         return message
 
     def _wait(self, reading: list[int], writing: list[int]) -> None:
-        """Wait until a file descriptor is ready; raise TimeoutError at the deadline."""
+        """Wait until a file descriptor is ready for reading or writing; TimeoutError at the deadline."""
         if self.deadline is not None:
             seconds_left = self.deadline - time.monotonic()
             while seconds_left <= 0 or not any(select.select(reading, writing, [], seconds_left)):
@@ -84,7 +84,7 @@ class MessageChannel:
                     raise TimeoutError
 
     def _more_seconds(self) -> float:
-        """Move the deadline if other programs kept the process from computing as long as it may; return the seconds."""
+        """Extend the deadline if the process did not get the CPU time it may use; return the extension."""
         used, now = self.computing_seconds(), time.monotonic()
         if used is None or self._computing_limit is None or self._last is None:
             return 0.0
@@ -93,7 +93,7 @@ class MessageChannel:
 
 
 class Codec:
-    """Converts values to JSON and back.
+    """Converts values to JSON and back for the other process.
 
     `local_objects` are objects that stay in this process; `views` are arrays that both processes have.
     """
@@ -154,7 +154,7 @@ class Codec:
         return Ellipsis if kind == "e" else OpaqueValue(str(fields[0]))
 
     def _view(self, value: Any) -> list[Any] | None:
-        """Encode an array as a view of one that both processes have; None if it is not a view."""
+        """Encode an array as a view of one that both processes have; None if it is not one."""
         for at, whole in enumerate(self.views):
             if isinstance(whole, np.ndarray) and isinstance(value, np.ndarray) and np.shares_memory(value, whole):
                 offset = value.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -163,7 +163,7 @@ class Codec:
 
 
 class OpaqueValue:
-    """A value that cannot be sent; only its repr is known."""
+    """Stand-in for a value of the other process that cannot be sent, of which only the repr is known."""
 
     def __init__(self, text: str) -> None:
         self._text_of_value = text
@@ -173,7 +173,7 @@ class OpaqueValue:
 
 
 class RemoteObject:
-    """A function or an array-like object of the other process; each use of it is sent there as a request."""
+    """Stand-in for a function or array-like object of the other process, which serves each use of it."""
 
     shape: tuple[int, ...] = ()
 
@@ -216,7 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    """Parse a dtype's name; only numbers and booleans are allowed."""
+    """Parse the name of a dtype; only numbers and booleans are allowed."""
     dtype = np.dtype(str(name))
     if dtype.kind not in "biufc":
         raise ValueError("an array holds numbers")
@@ -228,7 +228,7 @@ def _text(value: Any) -> str:
 
 
 def _generator(state: dict[str, Any]) -> np.random.Generator:
-    """Rebuild a NumPy random generator from its state."""
+    """Create a NumPy random generator with a given state."""
     generator = np.random.default_rng(0)
     generator.bit_generator.state = state
     return generator

@@ -101,7 +101,10 @@ def load_saved(path: str | os.PathLike[str]) -> tuple[str, Module]:
 
 
 def model_for(shapes: Shapes, metadata: Mapping[str, str], where: str) -> tuple[str, Module]:
-    """Build the untrained reference model whose tensors have these names and shapes."""
+    """Build the untrained reference model whose tensors have these names and shapes; return its name and the model.
+
+    `where` is named in errors.
+    """
     for name, build in (("gpt", _gpt), ("resnet8", _resnet8), ("vgg6", _vgg6), ("cnn", _cnn), ("mlp", _mlp)):
         try:
             model = build(shapes, metadata)
@@ -142,7 +145,7 @@ def _resnet8(shapes: Shapes, _: Mapping[str, str]) -> Module:
 
 
 def _gpt(shapes: Shapes, metadata: Mapping[str, str]) -> Module:
-    """Build a GPT for these tensor shapes; the heads come from the metadata, the known sizes, or 64 channels each."""
+    """Build a GPT for these shapes; the number of heads is from the metadata, a known size, or width / 64."""
     (vocab, width), context = shapes["token_embedding.weight"], shapes["position_embedding.weight"][0]
     layers = len({key.split(".")[1] for key in shapes if key.startswith("blocks.")})
     heads_by_size = {(n, w): heads for n, w, heads in GPT_SIZES.values()}

@@ -70,7 +70,7 @@ class GuardedProtocol(H11Protocol):
             self.data_received(self.initial_data)
 
     def data_received(self, data: bytes) -> None:
-        """Check a request head before h11 parses it; ignore data that arrives before the response is complete."""
+        """Check a request head before it is parsed; data before the response is complete is ignored."""
         fresh = self._waits_for_head()
         if not fresh and not self.cycle.more_body:
             self._pipelined = True
@@ -83,7 +83,7 @@ class GuardedProtocol(H11Protocol):
             self._cancel_header_timer()
 
     def _may_be_parsed(self, data: bytes) -> bool:
-        """Tell whether the head so far is cheap to parse; otherwise answer with an error and close."""
+        """Tell whether the head so far is small enough to parse; if not, respond with an error."""
         start = max(len(self._head) - 2, 0)  # the end of the head may be split over two packets
         self._head += data
         end = _END_OF_HEAD.search(self._head, start)
@@ -106,7 +106,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, with a time limit for its head; close a connection that pipelines."""
+        """Wait for the next request, with a time limit; close a connection that sent it too early."""
         self.waiting_since = time.monotonic()
         if self._pipelined or self.conn.trailing_data[0]:
             self.transport.close()
@@ -129,7 +129,7 @@ class GuardedProtocol(H11Protocol):
         self._cancel_write_timer()
 
     def waits_for_client(self) -> bool:
-        """Return whether the server waits for the client: for a request, or for the remainder of its body."""
+        """Tell whether the server waits for the client's request or the rest of its body."""
         return self._waits_for_head() or bool(self.cycle.more_body)
 
     def _waits_for_head(self) -> bool:
@@ -158,10 +158,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class PendingConnections:
-    """Accepts connections, and keeps them as plain sockets until a complete request head has arrived.
-
-    Health checks are answered here. The oldest connections are closed if there are too many.
-    """
+    """Accepts connections and holds them as plain sockets until a complete request head has arrived."""
 
     def __init__(
         self, listening: socket.socket, make: Callable[[], asyncio.Protocol], health: Callable[[], bytes | None]
@@ -173,7 +170,7 @@ class PendingConnections:
         self._admissions: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Start to accept connections in the running event loop."""
+        """Start accepting connections in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         self._loop.add_reader(self._listening, self._accept_some)
@@ -188,7 +185,7 @@ class PendingConnections:
             self._ready.popleft()[0].close()
 
     def _accept_some(self) -> None:
-        """Accept a few connections; the event loop calls this again while there are more."""
+        """Accept a few connections; called by the event loop while there are more."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _ = self._listening.accept()
@@ -202,7 +199,7 @@ class PendingConnections:
             self._wait_for(connection)
 
     def _wait_for(self, connection: socket.socket) -> None:
-        """Wait for a request on a connection, and drop connections that are too many or too old."""
+        """Wait for a request on a connection; the oldest are dropped if there are too many."""
         now = time.monotonic()
         self._waiting[connection] = now
         if len(self._waiting) > MAX_PENDING:
@@ -213,7 +210,7 @@ class PendingConnections:
                 self._drop(oldest)
 
     def _on_data(self, connection: socket.socket) -> None:
-        """Collect a request head; answer a health check, or queue the connection for uvicorn."""
+        """Read a request head; answer a health check, or queue the connection for uvicorn."""
         try:
             data = connection.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -244,7 +241,7 @@ class PendingConnections:
             self._ready.popleft()[0].close()
 
     def _admit_some(self) -> None:
-        """Hand a few waiting connections to uvicorn; the others follow in later turns of the event loop."""
+        """Hand a few queued connections to uvicorn; the rest follow in later turns of the event loop."""
         for _ in range(min(ADMISSIONS_PER_TURN, len(self._ready))):
             connection, data = self._ready.popleft()
             if _is_gone(connection):
@@ -258,13 +255,13 @@ class PendingConnections:
 
     @staticmethod
     def _send(connection: socket.socket, response: bytes) -> bool:
-        """Send a short response; returns False if the socket does not accept all of it at once."""
+        """Send a short response; return False if the socket does not accept all of it at once."""
         with contextlib.suppress(OSError):
             return connection.send(response) == len(response)
         return False
 
     async def _admit(self, connection: socket.socket, data: bytes) -> None:
-        """Hand a connection and the data received so far to uvicorn."""
+        """Hand a connection to uvicorn, with the data received so far."""
         protocol = self._make()
         if isinstance(protocol, GuardedProtocol):
             protocol.initial_data = data
@@ -274,7 +271,7 @@ class PendingConnections:
             connection.close()
 
     def _drop(self, connection: socket.socket | None) -> None:
-        """Forget and close a connection that has not sent its head; None does nothing."""
+        """Close a connection that has not sent its head; None is ignored."""
         if connection is not None:
             self._loop.remove_reader(connection)
             self._waiting.pop(connection, None)
@@ -283,7 +280,7 @@ class PendingConnections:
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Tell whether the client has closed the connection, not only finished sending."""
+    """Tell whether the client has closed the connection completely, not only its sending side."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -297,14 +294,14 @@ _HEADERS_WITH_BODY = (b"\ncontent-length:", b"\ntransfer-encoding:", b"\nexpect:
 
 
 def _asks_for_health(data: bytes) -> bool:
-    """Return whether the data is exactly one request for /health, without a body."""
+    """Tell whether the data is exactly one request for /health, without a body."""
     head = data.startswith(b"GET /health HTTP/1.1\r\n") and data.endswith(b"\r\n\r\n")
     lower = data.lower()
     return head and lower.count(b"\r\n\r\n") == 1 and not any(name in lower for name in _HEADERS_WITH_BODY)
 
 
 class GuardedServer(uvicorn.Server):
-    """A uvicorn server that receives a connection only after its request head has arrived."""
+    """uvicorn server that receives connections only after their request head has arrived."""
 
     def __init__(self, app: Limits, listening: socket.socket, proxy_headers: bool = False) -> None:
         """Configure uvicorn to serve `app` on an open socket, with short time-outs and its own logs off."""
@@ -323,7 +320,7 @@ class GuardedServer(uvicorn.Server):
         self._pending = PendingConnections(listening, self._protocol, app.health)
 
     def stop_on_signals(self) -> None:
-        """Let SIGTERM and Ctrl-C stop the server from now on, even before it runs.
+        """Make SIGTERM and Ctrl-C stop the server from now on, even before it runs.
 
         The handler only sets a flag: Python drops an exception that a signal raises inside a finalizer.
         """
@@ -347,7 +344,7 @@ class GuardedServer(uvicorn.Server):
 
 
 def _make_room(loop: asyncio.AbstractEventLoop, connections: Any) -> None:
-    """Close some of the connections, and again a moment later, while there are too many."""
+    """Close some connections now, and more a moment later, while there are too many."""
     if len(connections) > MAX_CONNECTIONS:
         _close_some(connections)
         loop.call_later(CLOSE_INTERVAL_SECONDS, _make_room, loop, connections)
@@ -362,7 +359,7 @@ def _close_some(connections: Any) -> None:
 
 
 def allow_files(count: int = 8 * MAX_CONNECTIONS) -> None:
-    """Raise the limit on open files, so that this process can hold the connections that it allows."""
+    """Raise this process's limit on open files to at least `count`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft < limit:

@@ -15,7 +15,7 @@ _RECENT_SECONDS = 2.0  # how long a result is good enough for an answer without 
 
 
 class Pulse:
-    """Queries a database's health; `start_query` begins a query whose result `describe` turns into the answer."""
+    """Caches a database's health for many clients; `start_query` begins a query, `describe` formats its result."""
 
     def __init__(
         self, start_query: Callable[[], asyncio.Future[Any]], describe: Callable[[Any], dict[str, Any]]
@@ -26,7 +26,7 @@ class Pulse:
         self._last_result: tuple[float, Any] = (-1e9, None)  # time and result of the last query that succeeded
 
     async def check(self) -> dict[str, Any]:
-        """Wait for the result of a query; raises UnavailableError if the database does not answer."""
+        """Wait for the result of a query; UnavailableError if the database does not answer in time."""
         try:
             result = await asyncio.wait_for(asyncio.shield(self._current_query()), _TIMEOUT_SECONDS)
         except Exception:  # any failure of the database means the same here
@@ -35,7 +35,7 @@ class Pulse:
         return self._describe(result)
 
     def last(self) -> dict[str, Any] | None:
-        """Return the last result if it is recent, else None; starts a new query in the background."""
+        """Return the last result if it is recent, else None; an old one is refreshed in the background."""
         query = self._current_query()
         if query.done() and not query.cancelled() and query.exception() is None:
             self._last_result = (max(self._last_result[0], self._query_time), query.result())
@@ -43,7 +43,7 @@ class Pulse:
         return self._describe(result) if time.monotonic() - when < _RECENT_SECONDS else None
 
     def _current_query(self) -> asyncio.Future[Any]:
-        """Return the query in progress, or start one if the last one is old."""
+        """Return the query in progress; start a new one if the last one is old."""
         now = time.monotonic()
         if self._query is None or (self._query.done() and now - self._query_time > _INTERVAL_SECONDS):
             self._query_time = now

@@ -35,7 +35,7 @@ class TokenHolder(Protocol):
 
     @property
     def id(self) -> str:
-        """The token's public name."""
+        """Public name of the token."""
 
 
 Message = MutableMapping[str, Any]
@@ -74,7 +74,7 @@ def status_of(error: TilewiseError) -> int:
 
 
 def error_facts(error: TilewiseError) -> dict[str, Any]:
-    """Return the body of an error's response: a sentence for people, a code for programs, and what else it states."""
+    """Return the JSON body of an error's response: a sentence, a code for programs, and further fields."""
     code = getattr(error, "code", "") or "refused"
     return {"detail": str(error), "code": code, **getattr(error, "facts", {})}
 
@@ -101,7 +101,7 @@ class Limits:
         self._sending: set[str] = set()  # owners that are sending a large body
 
     def health(self) -> bytes | None:
-        """Return the complete response to GET /health from the last pulse; None if there is none."""
+        """Return the complete HTTP response to GET /health if the database's last check is recent, else None."""
         facts = None if self._pulse is None else self._pulse.last()
         if facts is None:
             return None
@@ -131,13 +131,13 @@ class Limits:
             _log(scope, response, time.monotonic() - start)
 
     async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Run the application on a request within the limits on size, rate and concurrency."""
+        """Run the application on a request that is within the limits on size, rate and concurrency."""
         length = _declared_length(scope)
         if length is not None and (length < 0 or length > self._max_body_bytes):
             raise Rejected("too large", f"a request body may have {self._max_body_bytes:,} bytes at most")
-        async with self._client_slot(_client(scope, None)):
+        async with self._client_slot(_client_key(scope, None)):
             holder = scope[HOLDER] = await self._find_holder(scope)
-        client = _client(scope, holder)
+        client = _client_key(scope, holder)
         if not self._rates.take(client):
             await asyncio.sleep(_REJECTION_DELAY_SECONDS)
             raise Rejected("rate", "too many requests in a short time; try again in a moment")
@@ -154,7 +154,7 @@ class Limits:
 
     @asynccontextmanager
     async def _client_slot(self, client: str) -> AsyncIterator[None]:
-        """Wait for one of the client's slots; a client without requests is removed."""
+        """Hold one of the client's slots inside the block, waiting for it if necessary."""
         requests = self._queues.setdefault(client, _ClientQueue())
         if requests.count >= _MAX_WAITING_PER_CLIENT:
             raise Rejected("rate", "too many requests of this client are waiting; try again in a moment")
@@ -168,14 +168,14 @@ class Limits:
                 self._queues.pop(client, None)
 
     async def _find_holder(self, scope: Any) -> TokenHolder | None:
-        """Return the owner of the request's bearer token; None without a valid token."""
+        """Return the owner of the request's bearer token; None if there is no valid one."""
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, token = header.decode("latin-1").partition(" ")
         return await self._lookup(token) if scheme.lower() == "bearer" and 0 < len(token) <= 200 else None
 
     @asynccontextmanager
     async def _large_body(self, holder: TokenHolder | None) -> AsyncIterator[None]:
-        """Wait for one of the slots for large bodies; each owner of a token may use one at a time."""
+        """Hold a slot for large bodies inside the block; each token's owner gets one at a time."""
         if holder is None:
             raise Rejected("token", f"a request body without a valid token may have {SMALL_BODY_BYTES:,} bytes at most")
         if holder.id in self._sending:
@@ -188,7 +188,7 @@ class Limits:
             self._sending.discard(holder.id)
 
     async def _read_then_run(self, scope: Any, receive: Receive, send: Send, limit: int, client: str) -> None:
-        """Read the whole body, at most `limit` bytes, before the request takes a slot of its client."""
+        """Read the whole body, at most `limit` bytes, then run the application in a slot of the client."""
         try:
             body = await asyncio.wait_for(_read(receive, limit), _BODY_SECONDS)
         except TimeoutError:
@@ -203,14 +203,14 @@ class Limits:
 
 @dataclass
 class _ClientQueue:
-    """The requests of one client: slots for those that are processed, and the number of all."""
+    """The requests of one client: slots for those in progress, and the number of all."""
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_ACTIVE_PER_CLIENT))
     count: int = 0
 
 
 def _replay(first: Message, receive: Receive) -> Receive:
-    """Return a `receive` function that returns `first`, and then the messages of `receive`."""
+    """Return a `receive` function that first returns the message `first`, then those of `receive`."""
     messages = [first]
 
     async def receive_next() -> Message:
@@ -220,7 +220,7 @@ def _replay(first: Message, receive: Receive) -> Receive:
 
 
 async def _read(receive: Receive, limit: int) -> bytes | None:
-    """Read a body; None if it is longer than `limit` bytes or the client disconnects."""
+    """Read a request's body; None if it is longer than `limit` bytes or the client disconnects."""
     body = bytearray()
     while True:
         message = await receive()
@@ -234,15 +234,15 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
 
 
 def _declared_length(scope: Any) -> int | None:
-    """Return the request's Content-Length in bytes; None without one, -1 if it is no sensible number."""
+    """Return the request's Content-Length in bytes; None without one, -1 if it is invalid."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < 16 else -1
     return None
 
 
-def _client(scope: Any, holder: TokenHolder | None) -> str:
-    """Name the client of a request: the token, or else the address.
+def _client_key(scope: Any, holder: TokenHolder | None) -> str:
+    """Return a key for the client of a request: its token's name, or else its address.
 
     Of an IPv6 address only the first 64 bits count, because a provider assigns such a network to each customer.
     """
@@ -292,7 +292,7 @@ async def _send_error(send: _ResponseSender, error: TilewiseError) -> None:
 
 
 async def _send_json(send: _ResponseSender, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
-    """Send a complete JSON response with the status and additional headers."""
+    """Send a complete JSON response with a status and additional headers `more`."""
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -303,14 +303,14 @@ _MAX_CLIENTS = 4096  # buckets in memory; arbitrary
 
 
 class Rates:
-    """Allows each client `burst` requests at once, and `per_second` on average; 0 means no limit."""
+    """Token buckets: each client may send `burst` requests at once and `per_second` on average (0: unlimited)."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: (tokens, time)
 
     def take(self, client: str) -> bool:
-        """Take a token from the client's bucket; returns False if it is empty."""
+        """Take one token from a client's bucket; return False if it is empty."""
         if not self._per_second:
             return True
         now = self._clock()

@@ -20,7 +20,7 @@ def require_uvicorn() -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address, or raise an error that says why it cannot."""
+    """Return a listening socket for an address; raise an error that says why it is impossible."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
@@ -35,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def format_address(listening: socket.socket) -> str:
-    """Return the host and port of a listening socket as they are written in a URL."""
+    """Return a listening socket's host and port as in a URL."""
     host, port = listening.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

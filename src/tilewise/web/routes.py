@@ -39,7 +39,7 @@ class Refusal(BaseModel):
 
 
 async def read_json_text(request: Request) -> bytes:
-    """Return the body of a JSON request, whose size and time `Limits` has limited."""
+    """Return the body of a JSON request as bytes; its size and time are limited by `Limits`."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise Rejected("schema", "the body must be application/json")
@@ -69,7 +69,10 @@ def describe(
     refusal: type[BaseModel] = Refusal,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the options of a route: its response and error codes, its body, and whether it needs a token."""
+    """Return FastAPI's keyword arguments for a route.
+
+    They declare its response model `gives`, error codes, request body `takes`, and whether it is `secured` by a token.
+    """
     codes = (*codes, 429, 503, *((401, 403) if secured else ()))
     responses = {code: {"model": refusal, "description": _DESCRIPTIONS[code]} for code in sorted(set(codes))}
     extra: dict[str, Any] = {"security": [{"token": []}]} if secured else {}
@@ -82,9 +85,9 @@ def describe(
 
 
 def complete_openapi(app: FastAPI, *bodies: type[BaseModel]) -> None:
-    """Build the OpenAPI document, which takes long, and add the tokens and the schemas inside of `bodies`.
+    """Build and cache the OpenAPI document, with access tokens and the schemas of request `bodies`.
 
-    The framework keeps the document. Its own answer 422 to invalid parameters is a 400 here.
+    The framework's own response 422 to invalid parameters is replaced by 400.
     """
     document = app.openapi()
     components = document.setdefault("components", {})
@@ -112,19 +115,21 @@ def add_error_handlers(
     answer: Callable[[TilewiseError], Response] = error_response,
     not_found: Callable[[Request], Response | None] = lambda request: None,
 ) -> None:
-    """Answer every error with JSON; `not_found` may return a page for people instead of a 404."""
+    """Make the app answer every error with JSON; `not_found` may return an HTML page instead of a 404."""
 
     async def on_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, TilewiseError)
         return answer(error)
 
     async def on_invalid(_: Request, error: Exception) -> Response:
+        """Respond to invalid parameters with a 400 that names the first one."""
         assert isinstance(error, RequestValidationError)
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"][1:])
         return JSONResponse({"detail": f"{where}: {problem['msg']}", "code": "schema"}, 400)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
+        """Respond to an HTTP error of the framework, such as 404."""
         assert isinstance(error, HTTPException)
         page = not_found(request) if error.status_code == 404 else None
         body = {"detail": str(error.detail), "code": str(error.status_code)}

@@ -18,7 +18,7 @@ from tilewise.learn.differential import Example, differential
 
 
 class _Watched:
-    """A matrix that remembers the largest piece taken from it in one go."""
+    """Matrix wrapper that records the largest block read from it by one index operation."""
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
         self.values, self.shape, self.dtype, self.largest = values, values.shape, values.dtype, 0
@@ -49,11 +49,11 @@ def blocked_matmul(a: Any, b: Any, block: int) -> Any:
 
 
 def _blocked(answer: Callable[..., Any]) -> None:
-    """Check the exercise `blocked_matmul`: first its result, then the size of the blocks it reads."""
+    """Check the exercise `blocked_matmul`: the result, and that it reads blocks of at most the right size."""
     reads: list[str] = []
 
     def watched_answer(a: Any, b: Any, block: int) -> Any:
-        """Call the answer with watched matrices and record what it read at once."""
+        """Call the answer with matrices that record the blocks read from them."""
         watched = _Watched(a), _Watched(b)
         result = answer(*watched, block)
         for name, matrix in zip("ab", watched, strict=True):
@@ -70,7 +70,7 @@ def _blocked(answer: Callable[..., Any]) -> None:
 
 
 def _product_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return matrices and block sizes to test, with what is special about each."""
     rng = np.random.default_rng(0)
     sizes = {
         (8, 8, 8, 4): "for square matrices",
@@ -91,6 +91,7 @@ def _last_block_only(a: Any, b: Any, block: int) -> Any:
 
 
 def _whole_blocks_only(a: Any, b: Any, block: int) -> Any:
+    """Multiply as an answer does that ignores incomplete blocks at the edges."""
     m, n, k = (size // block * block for size in (a.shape[0], b.shape[1], a.shape[1]))
     out = np.zeros((a.shape[0], b.shape[1]))
     out[:m, :n] = a[:m, :k] @ b[:k, :n]
@@ -131,7 +132,7 @@ def im2col(x: Any, kh: int, kw: int) -> Any:
 def _columns(
     x: Any, kh: int, kw: int, order: tuple[int, ...] = (0, 3, 4, 1, 2), flip: bool = False, step: int = 1
 ) -> Any:
-    """Write convolution windows as columns, their axes (C, H', W', kh, kw) in another order."""
+    """Arrange convolution windows as columns with axes (C, H', W', kh, kw) in another order, flipped or strided."""
     windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(1, 2))  # (C, H', W', kh, kw)
     if flip:
         windows = windows[..., ::-1, ::-1]
@@ -144,7 +145,7 @@ _CHANNEL_FIRST = "the channel comes first: rows are ordered (c, i, j)"
 
 
 def _im2col_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return images and filter sizes to test, with what is special about each."""
     rng = np.random.default_rng(1)
     sizes = {
         (1, 4, 4, 2, 2): "for one channel",

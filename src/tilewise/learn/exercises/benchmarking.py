@@ -23,11 +23,13 @@ Times = dict[str, list[float]]
 
 
 def _simulate(function: Callable[..., Any], names: str, rounds: int) -> tuple[Any, Any]:
-    """Call a `take_turns` with functions whose times change from round to round; return its times and the calls."""
+    """Call an answer to `take_turns` with functions on a simulated clock; return its times and the order of calls."""
     calls: list[int] = []
     now = [100.0]
 
     def run(at: int) -> Callable[[], None]:
+        """Return a function whose duration on the simulated clock changes from round to round."""
+
         def call() -> None:
             now[0] += 1.5 + at + 3 * ((5 * calls.count(at)) % 7)
             calls.append(at)
@@ -45,7 +47,7 @@ def take_turns(names: str, rounds: int) -> Any:
 def _time_calls(
     functions: Functions, rounds: int, clock: Clock, before: int = 0, inside: int = 1, stop: Any = None
 ) -> Times:
-    """Time `inside` calls of each function in each round, after `before` calls outside of the measured time."""
+    """Time `inside` calls of each function in each round, after `before` untimed calls: a (mistaken) `take_turns`."""
     times: Times = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -72,6 +74,7 @@ def _averaged(functions: Functions, rounds: int, clock: Clock) -> Times:
 
 
 def _clock_once_a_round(functions: Functions, rounds: int, clock: Clock) -> Times:
+    """Start the clock once per round instead of once per call: a mistaken `take_turns`."""
     times: Times = {name: [] for name in functions}
     for _ in range(rounds):
         start = clock()
@@ -82,7 +85,7 @@ def _clock_once_a_round(functions: Functions, rounds: int, clock: Clock) -> Time
 
 
 def _turns_fault(result: Any, right: Any, names: str, rounds: int) -> str:
-    """Say what is wrong with the times or with the order of the calls."""
+    """Return what is wrong with the times, or with the order of the calls; "" if nothing is."""
     (times, calls), costs = result, right[0]
     for name in names:
         if not isinstance(times[name], list):
@@ -112,9 +115,10 @@ _check_turns = differential(
 
 
 def _take_turns(answer: Callable[..., Any]) -> None:
-    """Check the exercise `take_turns`."""
+    """Check the exercise `take_turns` with functions on a simulated clock."""
 
     def simulated(names: str, rounds: int) -> Any:
+        """Run the answer on the simulated clock and return its times."""
         times, calls = _simulate(answer, names, rounds)
         require(
             isinstance(times, dict) and set(times) == set(names),
@@ -132,6 +136,7 @@ Ends = tuple[float, float]
 
 
 def _samples() -> list[tuple[Any, Any]]:
+    """Return pairs of timing samples to test, skewed as real timings are."""
     rng = np.random.default_rng(0)
     pairs = []
     for _ in range(_TRIALS):
@@ -155,7 +160,7 @@ def _bootstrap(
     combine: Any = np.divide,
     ratios: int = 250,
 ) -> Ends:
-    """Return an interval of the ratio of medians, or what one of several mistakes makes of it."""
+    """Compute a bootstrap interval of the ratio of medians, or, by other settings, that of a common mistake."""
     rng = np.random.default_rng(1)
     rows = [rng.integers(0, 60, (ratios, draws)) for _ in range(2)]
     values = [statistic(samples[at], axis=1) for samples, at in zip((old, new), rows, strict=True)]
@@ -171,7 +176,7 @@ def _draw(samples: Any, seed: int = 0) -> Any:
 
 
 def _ends(old: Any, new: Any, resampled: int) -> Any:
-    """Divide the ends of two separate intervals, of resampled medians or of the samples."""
+    """Return the ratios of the ends of two separate intervals, of resampled medians or of the samples."""
     (low, high), (low_new, high_new) = (
         _bootstrap(s, s, combine=lambda a, b: a) if resampled else np.percentile(s, (2.5, 97.5)) for s in (old, new)
     )
@@ -179,7 +184,7 @@ def _ends(old: Any, new: Any, resampled: int) -> Any:
 
 
 def _interval(answer: Callable[..., Any]) -> None:
-    """Check the exercise `ratio_interval`: what it draws with, its order, and the mean place of its ends."""
+    """Check the exercise `ratio_interval`: its use of the generator, order, and mean position of its ends."""
     intervals = [_interval_of(answer, old, new, trial) for trial, (old, new) in enumerate(_samples())]
     old, new = _samples()[0]
     seeds = [_interval_of(answer, old, new, seed) for seed in range(4)]
@@ -207,7 +212,7 @@ def _interval(answer: Callable[..., Any]) -> None:
 
 
 def _interval_of(answer: Callable[..., Any], old: Any, new: Any, seed: int) -> Ends:
-    """Call the answer with a generator of its own; it must not change its arguments."""
+    """Call the answer with a new generator; raise Wrong if it changes its arguments."""
     mine = old.copy(), new.copy()
     result = answer(*mine, np.random.default_rng(seed))
     require(np.array_equal(mine, (old, new)), "ratio_interval changed the caller's times: work on a copy")
@@ -224,7 +229,7 @@ def _interval_of(answer: Callable[..., Any], old: Any, new: Any, seed: int) -> E
 
 
 def _nearest_mistake(ends: Any, width: float) -> str:
-    """Return the hint of the known mistake whose ends lie nearest on average."""
+    """Return the hint of the known mistake whose interval ends are closest on average; "" if none is."""
     distances = [(float(np.abs(position - ends).max() / width), hint) for hint, position in _mistaken_places()]
     distance, hint = min(distances, key=lambda entry: entry[0])
     advice = "a thousand ratios or more of medians, each of as many draws from its own list as there are times"
@@ -233,7 +238,7 @@ def _nearest_mistake(ends: Any, width: float) -> str:
 
 @cache
 def _mistaken_places() -> list[tuple[str, Any]]:
-    """Return the hints of the known mistakes with the mean ends of their intervals."""
+    """Return (hint, mean interval ends) of each known mistake."""
     samples = _samples()
     return [(hint, np.mean([mistake(*p) for p in samples], axis=0)) for hint, mistake in known_mistakes(ratio_interval)]
 
@@ -246,7 +251,7 @@ def score(gains: Sequence[float], accuracy: float, floor: float) -> float:
 
 
 def _mean(mean: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return `score` with another mean of the gains."""
+    """Return a `score` function that uses `mean` instead of the geometric mean of the gains."""
     return lambda gains, accuracy, floor: 0.0 if accuracy < floor else mean(np.asarray(gains))
 
 

@@ -16,7 +16,7 @@ def attend(query: Any, keys: Any, values: Any) -> Any:
 
 
 def _attend(query: Any, keys: Any, values: Any, scale: Any = None, weigh: Any = None) -> Any:
-    """Attention with another scale of the scores, or other weights of the softmax's input."""
+    """Compute attention with another score scale or other weights than a softmax: common mistakes."""
     scores = keys @ query * (len(query) ** -0.5 if scale is None else scale(query, keys))
     return (weigh or _softmax)(scores) @ values
 
@@ -27,7 +27,7 @@ def _softmax(scores: Any) -> Any:
 
 
 def _attend_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return queries, keys and values to test, with what is special about each."""
     rng = np.random.default_rng(0)
     cases = []
     for length, width, size in ((5, 8, 1.0), (1, 4, 1.0), (6, 6, 1.0), (7, 3, 40.0), (4, 16, 1000.0), (3, 8, 1e5)):
@@ -49,7 +49,7 @@ _BEFORE = "subtract the largest score before exp, or it overflows"
 
 
 def _store(answer: Callable[..., Any]) -> None:
-    """Check the exercise `store`."""
+    """Check the exercise `store`: what it writes, what it leaves unchanged, and that it returns views."""
     rng = np.random.default_rng(1)
     keys, values = rng.standard_normal((2, 6, 4))  # what an earlier text left there
     written = rng.standard_normal((2, 5, 4))
@@ -69,7 +69,7 @@ def _store(answer: Callable[..., Any]) -> None:
 
 
 def _check_stored(call: str, name: str, arrays: tuple[Any, Any, Any], written: Any, other: Any, position: int) -> None:
-    """Check one of the two arrays: what was written into it, and the part of it that was returned."""
+    """Check one of the two arrays: the position written, all others, and the view returned."""
     mine, whole, old = arrays
     row = whole[position]
     if np.array_equal(whole, old) and not np.array_equal(row, written[position]) and mine.shape == (position + 1, 4):
@@ -112,7 +112,7 @@ def tokens_computed(prompt: int, new: int, cached: bool) -> int:
 
 
 def _tokens(with_cache: Any = None, without: Any = None) -> Any:
-    """Return `tokens_computed` with another formula for one of the two cases."""
+    """Return a `tokens_computed` function with a mistaken formula for one of the two cases."""
 
     def mistaken(prompt: int, new: int, cached: bool) -> Any:
         formula = with_cache if cached else without

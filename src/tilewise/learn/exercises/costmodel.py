@@ -16,7 +16,7 @@ def slowdown(runtimes: Any, scores: Any, k: int) -> float:
 
 
 def _slowdown_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return runtimes, scores and k to test, with what is special about each."""
     rng = np.random.default_rng(0)
     about = {1: "for one configuration", 4: "where k is larger than the number of configurations"}
     return [
@@ -26,7 +26,7 @@ def _slowdown_cases() -> list[Example]:
 
 
 def _of_best(choose: Any, scores_of: Any = lambda scores: scores) -> Any:
-    """Return `slowdown` with another choice among the k best, or other scores."""
+    """Return a `slowdown` function that picks among the k best, or scores, in another (mistaken) way."""
 
     def mistaken(runtimes: Any, scores: Any, k: int) -> Any:
         return choose(runtimes[np.argsort(scores_of(scores))[:k]]) / runtimes.min() - 1
@@ -42,7 +42,7 @@ def ordered_pairs(runtimes: Any, scores: Any) -> float:
 
 
 def _pair_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return runtimes and scores to test, with what is special about each."""
     rng = np.random.default_rng(1)
     cases = [
         Example(
@@ -61,9 +61,10 @@ def _pair_cases() -> list[Example]:
 
 
 def _share(counts: Any, agrees: Any, total: Any = None) -> Any:
-    """Return the share of pairs (i, j) that agree among those that count."""
+    """Return an `ordered_pairs` function that counts other pairs: a mistake."""
 
     def mistaken(r: Any, s: Any) -> float:
+        """Return the share of counted pairs that agree."""
         pairs = [
             (r[i], r[j], s[i], s[j]) for i in range(len(r)) for j in range(len(r)) if i != j and counts(r[i], r[j])
         ]
@@ -86,6 +87,7 @@ def tile_numbers(shape: Any, tile: Any) -> dict[str, float]:
 
 
 def _tile_numbers(shape: Any, tile: Any, count: Any = lambda size, step: -(-size // step)) -> dict[str, float]:
+    """Compute the exercise's numbers of tiles, with `count` tiles per dimension."""
     counts = [count(size, step) for size, step in zip(shape, tile, strict=True)]
     padded = np.prod([number * step for number, step in zip(counts, tile, strict=True)])
     m, n, k = tile
@@ -97,7 +99,7 @@ def _tile_numbers(shape: Any, tile: Any, count: Any = lambda size, step: -(-size
 
 
 def _with(name: str, value: Any) -> Any:
-    """Return `tile_numbers` with another value of one number, computed from the shape, the tile and the right ones."""
+    """Return a `tile_numbers` function in which the number `name` is replaced by `value(shape, tile, right)`."""
     return lambda shape, tile: tile_numbers(shape, tile) | {name: value(shape, tile, tile_numbers(shape, tile))}
 
 

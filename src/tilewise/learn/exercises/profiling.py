@@ -17,7 +17,7 @@ def percentile(samples: list[float], q: float) -> float:
 
 
 def _percentile_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return timings and percentiles to test, with what is special about each."""
     rng = np.random.default_rng(0)
     about = {2: "for two samples", 1: "for one sample"}
     cases = [
@@ -29,7 +29,7 @@ def _percentile_cases() -> list[Example]:
 
 
 def _sorted_place(samples: list[float], position: float) -> float:
-    """Interpolate at a place between two sorted samples."""
+    """Interpolate between sorted samples at a fractional position."""
     ordered = sorted(samples)
     low = min(max(int(position), 0), len(ordered) - 1)
     return ordered[low] + (position - int(position)) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
@@ -55,7 +55,7 @@ def conv_flops(x_shape: Shape, w_shape: Shape, stride: int = 1, padding: int = 0
 
 
 def _conv_mistake(rows_of: Any = None, factor: Any = None) -> Any:
-    """Return `conv_flops` with another number of outputs along an axis, or another factor."""
+    """Return a `conv_flops` function with a mistaken number of outputs per axis, or factor."""
 
     def outputs(size: int, kernel: int, stride: int, padding: int) -> int:
         return (size + 2 * padding - kernel) // stride + 1

@@ -15,14 +15,14 @@ def magnitude_mask(weights: Any, sparsity: float) -> Any:
 
 
 def _mask(scores: Any, count: int) -> Any:
-    """Return False for the `count` smallest scores."""
+    """Return a mask that is False for the `count` smallest scores."""
     mask = np.ones(scores.size, bool)
     mask[np.argsort(scores, axis=None, kind="stable")[:count]] = False
     return mask.reshape(scores.shape)
 
 
 def _mask_fault(mask: Any, right: Any, weights: Any, sparsity: float) -> str:
-    """Say what is wrong with a mask; any of several equal weights may go."""
+    """Return what is wrong with a mask, or ""; which of several equal weights goes does not matter."""
     if mask.shape != weights.shape or mask.dtype != bool:
         return f"gave {mask.dtype} of the shape {mask.shape}: it must be an array of bool with the weights' shape; "
     count, expected = int((~mask).sum()), round(sparsity * weights.size)
@@ -34,7 +34,7 @@ def _mask_fault(mask: Any, right: Any, weights: Any, sparsity: float) -> str:
 
 
 def _mask_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return weights and sparsities to test, with what is special about each."""
     rng = np.random.default_rng(0)
     settings = (
         ((7, 9), 0.7, ""),
@@ -52,7 +52,7 @@ def _mask_cases() -> list[Example]:
 
 
 def _by_rows(weights: Any, sparsity: float, axis: int) -> Any:
-    """Prune every row (axis -1) or column (axis 0) by itself."""
+    """Prune every row (axis -1) or column (axis 0) by itself: a common mistake."""
     count = round(sparsity * weights.shape[axis])
     mask = np.ones(weights.shape, bool)
     smallest = np.take(np.argsort(np.abs(weights), axis=axis), range(count), axis=axis)
@@ -70,14 +70,14 @@ def two_of_four(weights: Any) -> Any:
 
 
 def _two_of_four(weights: Any, order: Any, count: int = 2) -> Any:
-    """Keep the `count` weights of each group that come first in `order`."""
+    """Keep the `count` weights of each group of four that come first in `order`."""
     groups, mask = weights.reshape(-1, 4), np.zeros((weights.size // 4, 4))
     np.put_along_axis(mask, np.argsort(order, axis=1, kind="stable")[:, :count], 1, axis=1)
     return (groups * mask).reshape(weights.shape)
 
 
 def _two_fault(result: Any, right: Any, weights: Any) -> str:
-    """Say where a group of four is wrong; any of equal magnitudes may stay."""
+    """Return what is wrong with 2:4-pruned weights, or ""; which of several equal magnitudes stays does not matter."""
     if result.shape != right.shape:
         return f"gave the shape {result.shape}, and {right.shape} is right: "
     ours, theirs = (np.sort(np.abs(array).reshape(-1, 4), axis=1) for array in (right, np.asarray(result, float)))
@@ -90,7 +90,7 @@ def _two_fault(result: Any, right: Any, weights: Any) -> str:
 
 
 def _two_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return weights to test, with what is special about each."""
     rng = np.random.default_rng(1)
     cases = [Example((rng.standard_normal(shape),), "") for shape in ((3, 8), (1, 4), (4, 4), (5, 16))]
     equal = np.array([[1.0, -1.0, 1.0, 1.0], [0.5, 0.5, 0.0, 0.0]])
@@ -126,7 +126,7 @@ _UNIT = "a unit is a row of w1, an element of b1 and a column of w2: remove all 
 
 
 def _units_fault(small: Any, right: Any, w1: Any, *_: Any) -> str:
-    """Say what is wrong with a smaller network; its units may be in any order."""
+    """Return what is wrong with a smaller network, or ""; the order of its units does not matter."""
     for name, mine, expected in zip(("w1", "b1", "w2"), small, right, strict=True):
         if mine.shape != expected.shape:
             return f"gave {name} of the shape {mine.shape}, and {expected.shape} is right: "
@@ -140,7 +140,7 @@ def _units_fault(small: Any, right: Any, w1: Any, *_: Any) -> str:
 
 
 def _unit_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return networks and units to remove, with what is special about each."""
     rng = np.random.default_rng(2)
     sizes = ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (6, 6, 6, [4, 1, 0]), (3, 4, 4, [0, 1, 2, 3]))
     return [

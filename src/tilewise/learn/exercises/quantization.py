@@ -25,7 +25,7 @@ _INTEGER = "the zero point is -low / scale, rounded to the nearest, as an intege
 
 
 def _affine_fault(result: Any, right: Any, low: float, high: float) -> str:
-    """Say what is wrong with a scale and a zero point; many pairs hold the range."""
+    """Return what is wrong with a scale and zero point, or ""; many pairs cover the range."""
     (scale, zero), low, high = (float(part) for part in result), min(low, 0.0), max(high, 0.0)
     gave = f"gave ({scale:g}, {zero:g}): "
     if scale == int(scale) and zero != int(zero):
@@ -48,7 +48,7 @@ def quantize_rows(weights: Any) -> tuple[Any, Any]:
 
 
 def _quantize(weights: Any, steps: int = 127, rounding: Any = np.rint, largest: Any = None) -> tuple[Any, Any]:
-    """Quantize with another number of steps, rounding, or largest value of each row."""
+    """Quantize rows with another number of steps, rounding, or largest value per row: common mistakes."""
     rows = weights.reshape(len(weights), -1)
     reach = np.abs(rows).max(1) if largest is None else largest(rows)
     scale = np.where(reach > 0, reach / steps, 1.0)
@@ -64,7 +64,7 @@ _OWN = "divide by the row's own largest magnitude / 127, and round to the neares
 
 
 def _rows_fault(result: Any, right: Any, weights: Any) -> str:
-    """Say what is wrong with int8 codes and their scales; a scale may be a little larger than needed."""
+    """Return what is wrong with int8 codes and scales, or ""; scales may be slightly larger than needed."""
     q, scale = result
     if q.dtype != np.int8:
         other = "give q first, then the scales; " if scale.dtype == np.int8 else ""
@@ -92,7 +92,7 @@ def _shared_scale(weights: Any) -> tuple[Any, Any]:
 
 
 def _row_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return weights to test, with what is special about each."""
     rng = np.random.default_rng(0)
     cases = []
     for shape in ((4, 8), (3, 5), (5, 5), (16, 3, 3, 3)):
@@ -111,6 +111,7 @@ def integer_product(x: Any, zero_point: int, w: Any) -> Any:
 
 
 def _product_fault(result: Any, right: Any, *args: Any) -> str:
+    """Return what is wrong with an integer product: its dtype, or a value; "" if nothing is."""
     if result.shape != right.shape:
         return f"gave the shape {result.shape}, and {right.shape} is right: "
     if np.array_equal(result, right):
@@ -120,7 +121,7 @@ def _product_fault(result: Any, right: Any, *args: Any) -> str:
 
 
 def _product_cases() -> list[Example]:
-    """List inputs, with what is special about each."""
+    """Return integer operands to test, with what is special about each."""
     rng = np.random.default_rng(1)
     cases = []
     about = {128: "", 0: "for zero_point = 0", 255: "for sums beyond 16 bits", 1: "for sums beyond float32's 24 bits"}
@@ -140,6 +141,8 @@ def _product_cases() -> list[Example]:
 
 
 def _in_type(dtype: Any, subtract_in: Any = np.int64) -> Any:
+    """Return an `integer_product` function that computes in another dtype: a common mistake."""
+
     def product(x: Any, zero: int, w: Any) -> Any:
         return (x.astype(subtract_in) - np.asarray(zero).astype(subtract_in)).astype(dtype) @ w.astype(dtype)
 

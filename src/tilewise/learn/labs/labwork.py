@@ -81,7 +81,7 @@ class Lab:
     # --- predict, measure, decide ---
 
     def predict(self, name: str, value: float, limit: str = "") -> None:
-        """Seal a prediction: seconds, a factor, or the number of a choice; `limit` for times."""
+        """Store a sealed prediction: seconds, a factor, or the number of a choice; `limit` names the bottleneck."""
         question = self._question(name)
         if self.attempt > MAX_ATTEMPTS:
             raise ConfigurationError(f"all {MAX_ATTEMPTS} attempts of this lab are used")
@@ -97,7 +97,7 @@ class Lab:
         self._add_entry({"kind": "prediction", "question": name, "value": float(value), "limit": limit})
 
     def measure(self) -> LabGrade:
-        """Measure every question of this attempt on this machine, and grade; all predictions must be sealed."""
+        """Measure every question of this attempt on this machine and grade it; all need sealed predictions."""
         attempt = self.attempt
         if attempt > MAX_ATTEMPTS:
             raise ConfigurationError(f"all {MAX_ATTEMPTS} attempts of this lab are used")
@@ -112,7 +112,10 @@ class Lab:
         return grade(self.record)
 
     def decide(self, numbers: str, why: str, trade_off: str) -> list[str]:
-        """Seal a decision (measured numbers, a reason, what it costs); return what the pre-reading misses in it."""
+        """Store a sealed decision: measured numbers, a reason, and its trade-off.
+
+        Return what is missing in it, as sentences.
+        """
         self._append({"kind": "decision", "numbers": numbers, "why": why, "trade_off": trade_off, "when": _now()})
         return grade(self.record).remarks
 
@@ -122,7 +125,7 @@ class Lab:
     # --- the record as text, for notebooks that are handed in ---
 
     def token(self) -> str:
-        """Return the record as one line of text."""
+        """Return the lab's record as one line of text, to hand in."""
         return base64.b85encode(zlib.compress(json.dumps(self.record).encode(), 9)).decode()
 
     def _question(self, name: str) -> Question:
@@ -141,14 +144,14 @@ class Lab:
             raise ConfigurationError("this lab was begun on another machine; finish it there, or begin a new file")
 
     def _add_entry(self, entry: dict[str, Any], attempt: int | None = None) -> None:
-        """Append an entry to the lab's record, with the attempt, the sizes drawn for it and the time."""
+        """Append an entry to the record, with its attempt, its sizes and the time."""
         question = self.questions[entry["question"]]
         attempt = attempt or self.attempt
         sizes = drawn_sizes(self.record, question, attempt)
         self._append(entry | {"attempt": attempt, "sizes": sizes, "when": _now()})
 
     def _append(self, entry: dict[str, Any]) -> None:
-        """Seal an entry and write the record, so that it is on disk before anything is measured."""
+        """Seal an entry with a hash and write the record to disk."""
         entries = self.record["entries"]
         previous = entries[-1]["seal"] if entries else machine_key(self.record["machine"])
         plain = json.loads(json.dumps(entry))

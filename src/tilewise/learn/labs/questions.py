@@ -22,7 +22,7 @@ _ROUNDS = 9  # samples of each function; their minimum counts, because load on t
 
 @dataclass(frozen=True)
 class Question:
-    """A quantity to predict: seconds, or a factor (unit "×"), or the place of the best choice (unit "choice")."""
+    """A quantity to predict and measure: seconds, a factor (unit "×"), or the best of several choices ("choice")."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Question:
 
 
 def fastest(*functions: Callable[[], Any]) -> list[float]:
-    """Time functions interleaved on one thread; return the least seconds of each."""
+    """Time functions interleaved on one thread; return the minimum seconds of each."""
     from tilewise.profile.timing.clock import time_interleaved
 
     threads = get_num_threads()
@@ -59,7 +59,7 @@ def _pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:
 
 
 def _product_seconds(sizes: Sizes) -> float:
-    """Time the fastest product of (m, k) and (k, n) matrices, in seconds."""
+    """Return the minimum seconds of a matrix product of the sizes m, n and k."""
     from tilewise.backend import OptimizedBackend
 
     a, b, run = _floats(sizes["m"], sizes["k"]), _floats(sizes["k"], sizes["n"]), OptimizedBackend().dispatch
@@ -72,14 +72,14 @@ def _product_work(sizes: Sizes) -> tuple[float, float]:
 
 
 def _copy_seconds(sizes: Sizes) -> float:
-    """Time a copy of `mib` MiB of memory, in seconds."""
+    """Return the minimum seconds of copying `mib` MiB of memory."""
     source = np.ones(sizes["mib"] << 18, np.float32)
     target = np.empty_like(source)
     return fastest(lambda: np.copyto(target, source))[0]
 
 
 def _loops_gain(sizes: Sizes) -> float:
-    """Measure how many times as fast as blocked loops the fastest n x n product is."""
+    """Return how many times faster the best n × n product is than blocked loops."""
     from tilewise.backend import OptimizedBackend, matmul_blocked
 
     a, b, run = _floats(sizes["n"], sizes["n"]), _floats(sizes["n"], sizes["n"]), OptimizedBackend().dispatch
@@ -88,7 +88,7 @@ def _loops_gain(sizes: Sizes) -> float:
 
 
 def _int8_gain(sizes: Sizes) -> float:
-    """Measure how much faster an int8 linear layer is than the float32 one."""
+    """Return how many times faster an int8 linear layer is than the float32 one."""
     from tilewise import nn
     from tilewise.quantize import QuantizedLinear
 
@@ -99,7 +99,7 @@ def _int8_gain(sizes: Sizes) -> float:
 
 
 def _sparse_gain(sizes: Sizes) -> float:
-    """Measure how much faster a sparse linear layer is than the dense one."""
+    """Return how many times faster a sparse linear layer is than the dense one."""
     from tilewise import nn
     from tilewise.prune import MagnitudePruner, SparseLinear
 
@@ -111,7 +111,7 @@ def _sparse_gain(sizes: Sizes) -> float:
 
 
 def _cache_gain(sizes: Sizes) -> float:
-    """Measure how much faster generation is with a KV cache."""
+    """Return how many times faster text generation is with a KV cache."""
     from tilewise import data, models
     from tilewise.generate import generate
 
@@ -123,7 +123,7 @@ def _cache_gain(sizes: Sizes) -> float:
 
 
 def _batch_gain(sizes: Sizes) -> float:
-    """Measure how much faster a batch is than its images one by one."""
+    """Return how many times faster a batch is than the same images one by one."""
     from tilewise import models
 
     model, images = models.pretrained("cnn"), _floats(sizes["batch"], 1, 8, 8)
@@ -134,14 +134,14 @@ def _batch_gain(sizes: Sizes) -> float:
 
 
 def _draw_tiles(rng: np.random.Generator) -> Sizes:
-    """Draw a matrix size and four tiles of three block sizes each."""
+    """Draw a matrix size and four tiles (three block sizes each) for a question."""
     n = _pick(rng, (192, 256, 320, 384))
     tiles = [[_pick(rng, (4, 8, 16, 32, 64, 128, 256)) for _ in range(3)] for _ in range(4)]
     return {"n": n, "tiles": tiles}
 
 
 def _tile_seconds(sizes: Sizes) -> list[float]:
-    """Time the blocked product with each drawn tile, in seconds."""
+    """Return the seconds of the blocked product with each of the drawn tiles."""
     from tilewise.backend import matmul_blocked
 
     a, b = _floats(sizes["n"], sizes["n"]), _floats(sizes["n"], sizes["n"])

@@ -59,13 +59,13 @@ class LabGrade:
 
 
 def seal(previous: str, entry: dict[str, Any]) -> str:
-    """Return the seal of an entry that follows the entry sealed with `previous`."""
+    """Return the hash that seals an entry, which covers the seal of the entry before it."""
     text = json.dumps({key: value for key, value in entry.items() if key != "seal"}, sort_keys=True)
     return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def machine_key(machine: dict[str, Any]) -> str:
-    """Return a short key of the machine that a record was made on."""
+    """Return a short hash of the machine that a record belongs to."""
     return hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -77,7 +77,7 @@ def drawn_sizes(record: dict[str, Any], question: Question, attempt: int) -> dic
 
 
 def verify(record: Any) -> None:
-    """Raise FileFormatError if a record was changed, or if a measurement has no prediction before it."""
+    """Raise FileFormatError if a record was changed, or has a measurement without an earlier prediction."""
     try:
         if record["format"] != FORMAT or record["lesson"] not in QUESTIONS:
             raise FileFormatError("this is not the record of a tilewise lab")
@@ -123,7 +123,7 @@ def grade(record: dict[str, Any]) -> LabGrade:
 def _grade_question(
     question: Question, prediction: Mapping[str, Any], measurement: Mapping[str, Any], machine: dict[str, Any]
 ) -> QuestionGrade:
-    """Grade one prediction against one measurement."""
+    """Grade a prediction against its measurement: points from 0 to 1 and a remark."""
     predicted, value = float(prediction["value"]), measurement["value"]
     if question.unit == "choice":
         slower = value[int(predicted)] / min(value)
@@ -142,7 +142,7 @@ def _grade_question(
 
 
 def limit_of(question: Question, sizes: dict[str, Any], seconds: float, machine: dict[str, Any]) -> str:
-    """Name what limits a measured time on this machine's own roofline: arithmetic, memory or overhead."""
+    """Return what bounds a measured time on this machine's roofline: arithmetic, memory or overhead."""
     assert question.work is not None
     flops, num_bytes = question.work(sizes)
     bounds = flops / machine["flops_per_second"], num_bytes / machine["bytes_per_second"]
@@ -150,12 +150,12 @@ def limit_of(question: Question, sizes: dict[str, Any], seconds: float, machine:
 
 
 def _log_points(factor: float, full: float, none: float) -> float:
-    """Return 1 within `full` (a log ratio), 0 beyond `none`, and linear in the logarithm between them."""
+    """Grade a ratio of prediction to measurement, on a log scale: 1 up to a log ratio of `full`, 0 from `none` on."""
     return min(1.0, max(0.0, (none - math.log(factor)) / (none - full)))
 
 
 def statistics(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return students, mean points, share without points, median factor and attempts of each question."""
+    """Return, for each question, students, mean points, share without points, median factor and attempts."""
     grades: dict[tuple[str, str], list[tuple[QuestionGrade, int]]] = defaultdict(list)
     for record in records:
         graded = grade(record)
@@ -213,7 +213,7 @@ def read_decision(record: dict[str, Any]) -> list[str]:
 
 
 def _names_a_measurement(text: str, record: dict[str, Any]) -> bool:
-    """Return whether a number in the text is within 5 % of a measurement, in seconds, ms or µs, or as a factor."""
+    """Tell whether a number in a text is within 5 % of a measurement of the record."""
     quoted = [float(number) for number in _NUMBER.findall(text)]
     values_in_units = []
     for entry in record["entries"]:

@@ -78,7 +78,7 @@ class ImageNetwork(nn.Module):
 
 
 def with_statistics(network: ImageNetwork, rng: Rng, size: int = 96) -> ImageNetwork:
-    """Set the batch norms' running statistics from one random batch.
+    """Set all batch norms' running statistics from one random batch of `size` × `size` images; return the network.
 
     Squeeze-and-excite gates below one shrink activations in every block. With the initial statistics (mean 0, variance
     1) they would vanish, and the result would hardly depend on the input.

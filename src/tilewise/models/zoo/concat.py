@@ -143,7 +143,7 @@ class UNet(nn.Module):
 
 
 def _double(channels: int, filters: int, rng: Rng) -> nn.Sequential:
-    """Two convolutions with norm and ReLU."""
+    """Create two 3×3 convolutions with batch norm and ReLU."""
     return nn.Sequential(*conv_norm(channels, filters, rng=rng), *conv_norm(filters, filters, rng=rng))
 
 
