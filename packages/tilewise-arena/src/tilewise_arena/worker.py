@@ -42,14 +42,14 @@ _FOLDERS = re.compile(r"(?<![\w.~-])/(?:[^\s/:'\"]+/)+")
 
 
 class Watch:
-    """Finds running jobs without a heartbeat: stores the last beat of each, and when it was first observed."""
+    """Detects running jobs whose heartbeat has stopped, by remembering when each beat was first seen."""
 
     def __init__(self, lease: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._lease, self._clock = lease, clock
         self._beats: dict[int, tuple[int, float]] = {}
 
     def abandoned(self, running: Mapping[int, int]) -> dict[int, int]:
-        """Return the running entries whose heartbeat has not changed for the length of a lease."""
+        """Return the running entries, with heartbeats, whose heartbeat has not changed for a lease's time."""
         now = self._clock()
         unchanged = {e: self._beats[e] for e, beat in running.items() if e in self._beats and self._beats[e][0] == beat}
         self._beats = {entry: unchanged.get(entry, (beat, now)) for entry, beat in running.items()}
@@ -58,7 +58,7 @@ class Watch:
 
 @contextmanager
 def beating(board: Board, worker: str, every: float = BEAT_SECONDS) -> Iterator[None]:
-    """Increase the heartbeat of the worker's job while the block runs."""
+    """Increment the heartbeat of the worker's job every few seconds inside the block."""
     ended = threading.Event()
 
     def run() -> None:
@@ -78,7 +78,7 @@ def beating(board: Board, worker: str, every: float = BEAT_SECONDS) -> Iterator[
 def run_one(
     board: Board, settings: Settings, threads: int = 1, worker: str = "", watch: Watch | None = None
 ) -> int | None:
-    """Measure the next entry of the queue; returns its number, or None if the queue is empty."""
+    """Measure the next entry of the queue and store its result; return its id, or None if there is none."""
     worker = worker or new_name()
     lost_workers = watch.abandoned(board.running()) if watch is not None else {}
     with board.write() as transaction:
@@ -111,7 +111,7 @@ def new_name() -> str:
 def _measure_entry(
     board: Board, number: int, folder: Path, settings: Settings, threads: int
 ) -> tuple[str, dict[str, Any] | None, str]:
-    """Score an entry in a separate process; return (outcome, figures or None, reason for no figures)."""
+    """Score an entry in a separate process; return (outcome, figures or None, reason if there are none)."""
 
     def measure() -> dict[str, Any]:
         facts = run_isolated("score", board.recipe(number, folder), settings, threads)
@@ -119,7 +119,7 @@ def _measure_entry(
         return facts
 
     try:
-        return _outcome(measure)
+        return _measurement_outcome(measure)
     except UnavailableError as error:  # the last words of a process are for the teacher only
         log.warning("entry %s: %s", number, error)
         return "rejected", None, "the process that measured this entry ended before it had a result"
@@ -127,8 +127,8 @@ def _measure_entry(
         return "rejected", None, for_everybody(error)
 
 
-def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any] | None, str]:
-    """Run a measurement; return (outcome, figures or None, reason for no figures)."""
+def _measurement_outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any] | None, str]:
+    """Run a measurement and convert exceptions; return (outcome, figures or None, reason if there are none)."""
     try:
         return "scored", measure(), ""
     except TooNoisy as error:
@@ -138,12 +138,12 @@ def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any]
 
 
 def for_everybody(error: TilewiseError) -> str:
-    """Return an error's sentence without the folders of this machine."""
+    """Return an error's sentence with this machine's folders removed."""
     return _FOLDERS.sub("", str(error))
 
 
 def consider_record(board: Board, number: int, settings: Settings, threads: int = 1) -> bool:
-    """Give the record to entry `number` if it is the first, or beats the holder in a run of both at p < 0.01."""
+    """Give an entry the record if there is none, or it beats the holder at p < 0.01; return whether it did."""
     entry = board.entry(number)
     if entry is None or entry["score"] is None or entry["status"] != "scored":
         return False
@@ -163,7 +163,7 @@ def consider_record(board: Board, number: int, settings: Settings, threads: int 
 
 
 def _duel(board: Board, number: int, holder: int, settings: Settings, threads: int) -> dict[str, Any]:
-    """Time an entry and the record's holder interleaved in one run; tells whether the record is beaten."""
+    """Time an entry and the record's holder interleaved; return the figures, and whether the holder is beaten."""
     entry = board.entry(number)
     assert entry is not None
     if entry["event"] == "TILE_OLYMPIAD":  # its score does not vary between runs
@@ -184,7 +184,7 @@ def _duel_request(one: Recipe, other: Recipe, settings: Settings, threads: int) 
 
 
 def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings | None = None) -> dict[str, Any]:
-    """Run the plugin of an open entry on this machine, and store the result; for the owner of the board."""
+    """Run the plugin of an open-division entry on this machine and store the result."""
     from tilewise_arena.sandbox import score_plugin
 
     entry = board.entry(number)
@@ -195,7 +195,9 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         path = Path(folder) / "plugin.py"
         path.write_bytes(board.files(number)["plugin.py"])
-        outcome, facts, reason = _outcome(lambda: score_plugin(path, entry["event"], settings, threads).as_dict())
+        outcome, facts, reason = _measurement_outcome(
+            lambda: score_plugin(path, entry["event"], settings, threads).as_dict()
+        )
     with board.write() as transaction:
         transaction.result(number, outcome, facts, reason)
     updated_entry = board.entry(number)
@@ -211,7 +213,7 @@ def work(
     key: Path | None = None,
     name: str = "",
 ) -> None:
-    """Measure entries until the parent process ends or, with `once`, until the queue is empty."""
+    """Measure queued entries until the parent process ends or, with `once`, until the queue is empty."""
     parent, worker, watch = os.getppid(), name or new_name(), Watch()
     with open_board(where, create=False, key=key) as board:
         while os.getppid() == parent:

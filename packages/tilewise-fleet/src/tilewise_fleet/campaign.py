@@ -36,7 +36,7 @@ class SlotStatus:
 
     @property
     def pairs_per_s(self) -> float:
-        """Measured pairs of a kernel and a configuration per second."""
+        """Measured (kernel, configuration) pairs per second."""
         return self.pairs / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,12 +55,12 @@ class CampaignStatus:
 
     @property
     def kernels(self) -> int:
-        """Number of kernels measured on all slots."""
+        """Number of kernels measured by all slots."""
         return sum(slot.kernels for slot in self.slots.values())
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a kernel and a configuration measured on all slots."""
+        """Number of (kernel, configuration) pairs measured by all slots."""
         return sum(slot.pairs for slot in self.slots.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ Report = Callable[[dict[str, Any], CampaignStatus], None]
 
 
 def run_campaign(campaign: Campaign, address: str, report: Report = lambda event, status: None) -> CampaignStatus:
-    """Measure until the queue is empty or the time is up; Ctrl-C lets the kernels in progress finish."""
+    """Measure on all slots until the queue is empty or time is up; Ctrl-C lets current kernels finish."""
     driver = _Driver(join(address), campaign, report)
     try:
         driver.run()
@@ -84,7 +84,7 @@ def run_campaign(campaign: Campaign, address: str, report: Report = lambda event
 
 
 class _Driver:
-    """Keeps one actor per slot busy, restarts lost actors, and reports events."""
+    """Driver of a campaign: one Ray actor per slot, which is restarted if lost, and events for the reporter."""
 
     def __init__(self, ray: Any, campaign: Campaign, report: Report) -> None:
         self.ray, self.campaign, self.report, self.status = ray, campaign, report, CampaignStatus()
@@ -109,7 +109,7 @@ class _Driver:
             self.status.finished = bool(self._actors) and self._idle >= set(self._actors)
 
     def _poll_nodes(self) -> None:
-        """Start actors on new nodes, and drop those of lost nodes; does nothing if called again too soon."""
+        """Start actors on new nodes and drop those of lost nodes; at most once per polling interval."""
         if time.monotonic() - self._last_node_poll < _NODE_POLL_SECONDS:
             return
         self._last_node_poll = time.monotonic()
@@ -123,7 +123,7 @@ class _Driver:
                 self._start(slot)
 
     def _start(self, slot: SlotAddress) -> None:
-        """Start an actor on the slot's node, unless it was restarted too often."""
+        """Start an actor on a slot's node, unless it was restarted too often."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         status = self.status.slots.setdefault(slot, SlotStatus(slot.label))
@@ -138,14 +138,14 @@ class _Driver:
         self._in_progress[actor.begin.remote()] = slot
 
     def _keep_busy(self) -> None:
-        """Give every idle slot its next step, unless its pause has not ended."""
+        """Start the next step on every idle slot whose pause is over."""
         busy, now = set(self._in_progress.values()), time.monotonic()
         for slot, actor in self._actors.items():
             if slot not in busy and self._idle_until.get(slot, 0.0) < now:
                 self._in_progress[actor.step.remote()] = slot
 
     def _on_result(self, reference: Any, slot: SlotAddress) -> None:
-        """Handle what an actor returned: its start, measured kernels, an empty queue, or a failure.
+        """Handle an actor's result: that it has started, measured kernels, found the queue empty, or failed.
 
         A tilewise error while an actor starts is a mistake in the configuration, so it ends the campaign.
         """
@@ -175,7 +175,7 @@ class _Driver:
         self._idle_until[slot] = time.monotonic() + (1.0 if result["state"] != "busy" else 0.0)
 
     def _on_measured(self, result: dict[str, Any], slot: SlotAddress) -> None:
-        """Add what a slot measured (kernels, configurations, failures, seconds) to its status, and report it."""
+        """Add a slot's new counts of kernels, pairs, failures and seconds to its status, and report them."""
         self._idle.clear()  # an unfinished kernel goes back to the queue, where other slots may take it
         status = self.status.slots[slot]
         status.seconds += result["seconds"]
@@ -187,7 +187,7 @@ class _Driver:
         self._emit({"event": "measured", "slot": slot.label, **result})
 
     def _mark_lost(self, slot: SlotAddress, reason: str) -> None:
-        """Forget the actor of a slot whose worker or node is gone.
+        """Drop the actor of a slot whose worker or node is gone.
 
         Its claims expire with their leases, and the next check for nodes may start another actor there.
         """

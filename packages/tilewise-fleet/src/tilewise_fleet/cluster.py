@@ -22,7 +22,7 @@ RESOURCE_FRACTION = 0.01
 
 @dataclass(frozen=True)
 class SlotAddress:
-    """One device of one node."""
+    """One device of one node of the cluster, on which kernels can be measured."""
 
     node: str  # the node's id in Ray
     address: str
@@ -32,7 +32,7 @@ class SlotAddress:
 
     @property
     def label(self) -> str:
-        """The slot's name in tables and events."""
+        """Name of the slot in tables and events."""
         index = f" {self.device}" if self.devices > 1 else ""
         return f"{self.address} {self.resource}{index}"
 
@@ -71,17 +71,14 @@ def join(address: str, namespace: str = "tilewise") -> Any:
 
 
 def _probe(address: str) -> None:
-    """Fail fast if nothing listens at the address: `ray.init` would keep trying for minutes."""
+    """Raise at once if nothing listens at the address; `ray.init` would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
         socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
 
 
 def slots(ray: Any, kind: str) -> list[SlotAddress]:
-    """List the slots of living nodes for devices of `kind`.
-
-    A GPU resource of 4 is four slots. A machine's CPU is always one slot.
-    """
+    """List the slots for devices of `kind` on living nodes: one per GPU, and a machine's CPU as one."""
     addresses = []
     for node in ray.nodes():
         if node.get("Alive"):
@@ -94,7 +91,7 @@ def slots(ray: Any, kind: str) -> list[SlotAddress]:
 
 
 def no_slots(kind: str) -> ConfigurationError:
-    """Build the error that says that the cluster has no slot for devices of `kind`, and how to add one."""
+    """Return the error for a cluster without slots for devices of `kind`, which says how to add one."""
     example = "cpu:avx2" if kind == "cpu" else "gpu:H200"
     return ConfigurationError(
         f"No node of this cluster offers a slot for {kind}; start nodes with "

@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.005  # arbitrary; short compared with the timing of one kernel
 
 @contextlib.contextmanager
 def exclusive_device(kind: str, device: int, timeout_seconds: float) -> Iterator[bool]:
-    """Lock a device for timing; yields False if it could not be locked within `timeout_seconds`."""
+    """Lock a device for timing inside the block; yields False if that took longer than the timeout."""
     deadline = time.monotonic() + timeout_seconds
     # The machine's lock is shared by the GPUs and exclusive for the CPU.
     if kind == "cpu":
@@ -35,7 +35,7 @@ def exclusive_device(kind: str, device: int, timeout_seconds: float) -> Iterator
 
 @contextlib.contextmanager
 def _open_lock(name: str) -> Iterator[int]:
-    """Open the file of a lock, and create it if it does not exist.
+    """Open a lock's file and yield its descriptor; a missing file is created.
 
     The file is opened for reading only, so that processes of different users can share it.
     """
@@ -55,7 +55,7 @@ def _open_lock(name: str) -> Iterator[int]:
 
 
 def _acquire(file: int, mode: int, deadline: float) -> bool:
-    """Lock an open file in `mode` (shared or exclusive); False if it is not free by `deadline` (monotonic seconds)."""
+    """Lock an open file, shared or exclusive (`mode`); return False if that fails until `deadline`."""
     while True:
         try:
             fcntl.flock(file, mode | fcntl.LOCK_NB)

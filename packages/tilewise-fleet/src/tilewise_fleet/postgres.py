@@ -64,7 +64,7 @@ class PostgresDatabase:
         self._retry_seconds = LOCK_TIMEOUT_S
 
     def _check_tables(self, create: bool) -> None:
-        """Upgrade the tables to the newest revision, or refuse a database without a store or from a newer version."""
+        """Create or upgrade the tables if `create`; raise if there are none or they are too new."""
         from tilewise_fleet.tables import NEWEST, REVISIONS, stored_revision, upgrade
 
         with self.engine.connect() as connection:
@@ -96,7 +96,7 @@ class PostgresDatabase:
 
     def _statement(self, query: str) -> Any:
         # Parsing a query text is slow compared with executing it, so parsed texts are cached.
-        """Return the SQLAlchemy statement of a query text, from a cache."""
+        """Return the SQLAlchemy statement of a query text; cached."""
         if query not in self._statements:
             self._statements[query] = self._text(query)
         return self._statements[query]
@@ -117,7 +117,7 @@ class PostgresDatabase:
                 pause = min(1.0, 2 * pause)
 
     def _to_tilewise_error(self, error: Exception) -> TilewiseError:
-        """Translate an error of SQLAlchemy into a `TilewiseError` of one sentence."""
+        """Convert an error of SQLAlchemy to a `TilewiseError` of one sentence."""
         message = reason(error)
         if "password" in message or "authentication" in message or "permission denied" in message:
             return ConfigurationError(f"The store at {self.name} refuses access: {message}.")
@@ -150,17 +150,17 @@ def driver_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without user and password, for messages."""
+    """Return the URL without user name and password, for messages."""
     return re.sub(r"(?<=://)[^/@]*@", "…@", re.sub(r"(?i)(password=)[^&]*", r"\1…", url))
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of the driver's message, shortened."""
+    """Return the first line of a database error's message, shortened."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0][:200].rstrip(".")
 
 
 def _is_transient(error: Any) -> bool:
-    """Tell whether a database error, such as a lost connection or a deadlock, may not occur again."""
+    """Tell whether a database error may vanish on repetition, such as a lost connection or a deadlock."""
     if getattr(error, "connection_invalidated", False):
         return True
     if type(error).__name__ not in ("OperationalError", "InterfaceError"):

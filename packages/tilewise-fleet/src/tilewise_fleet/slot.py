@@ -39,15 +39,15 @@ class Campaign:
     minutes: float = 60.0
 
     def build_kernels(self) -> list[Kernel]:
-        """Return the kernels of the campaign as objects."""
+        """Return the campaign's kernels as `Kernel` objects."""
         return [Kernel(program, Problem(problem)) for program, problem in self.kernels]
 
 
 class Slot:
-    """An actor that measures on one device. The driver calls `begin` once, and then `step` repeatedly."""
+    """Ray actor that measures on one device; the driver calls `begin` once and then `step` repeatedly."""
 
     def __init__(self, campaign: Campaign, device: int = 0, devices: int = 1) -> None:
-        """Open the store; on a node with several GPUs, make only this actor's GPU visible."""
+        """Open the store; on a node with several GPUs, make only GPU number `device` visible."""
         from tilewise.tune.measure.collector import load_plugins
 
         if devices > 1:
@@ -62,14 +62,14 @@ class Slot:
         self.run = 0
 
     def begin(self) -> dict[str, Any]:
-        """Open a run, and queue the kernels that the store lacks for this machine; returns facts for the campaign."""
+        """Start a run and queue kernels not yet measured on this machine; return facts for the driver."""
         with exclusive_device(self.campaign.kind, self.device, _START_SECONDS) as locked:
             if not locked:
                 raise UnavailableError(f"Another process has timed kernels on this machine for {_START_SECONDS:g} s.")
             return self._begin()
 
     def _begin(self) -> dict[str, Any]:
-        """Open a run under the device lock; see `begin`."""
+        """Do the work of `begin` while holding the device lock."""
         from tilewise.tune.measure.collector import balanced
 
         if self.campaign.kind == "cpu":
@@ -107,7 +107,7 @@ class Slot:
         self.store.close()
 
     def _claim_kernels(self) -> list[Kernel]:
-        """Claim the next kernel of the queue, or on a GPU the next chunk, so that no other slot measures it."""
+        """Claim the next kernel of the queue (on a GPU several), so that no other slot measures it."""
         kernels: list[Kernel] = []
         while len(kernels) < (1 if self.campaign.kind == "cpu" else _GPU_CHUNK):
             kernel = self.store.claim_next(self.run)
@@ -117,7 +117,7 @@ class Slot:
         return kernels
 
     def _measure(self, kernels: Sequence[Kernel]) -> None:
-        """Time kernels with the collector, which stores the runtimes, and collect its descriptions of failures."""
+        """Time kernels with the collector, which stores the runtimes, and record failures."""
         if self._collector is not None:
             self._collector.deadline = time.monotonic() + 600
             self._collector.measure(kernels[0])
@@ -129,7 +129,7 @@ class Slot:
             tally.failures = []
 
     def _finish_or_requeue(self, kernel: Kernel) -> dict[str, Any]:
-        """Report a kernel that is finished; postpone an unfinished one, or drop it after too many attempts."""
+        """Report a finished kernel; postpone an unfinished one, or drop it after too many attempts."""
         counts = {"name": kernel.name, "family": kernel.problem.family}
         if self.store.default_config(kernel) is not None:
             pairs = {key for batch in self.store.batches(kernel) for key in batch.runtime_ns}
@@ -154,7 +154,7 @@ class Slot:
         return make_collector(plan.kind, kernels, self.store, plan.configs, self._ignore_progress, **options)
 
     def _gpu_machine(self) -> Any:
-        """Describe the GPU (or Triton's interpreter) as the machine that measurements are stored under."""
+        """Return the GPU (or Triton's interpreter) as the `Machine` that measurements are stored under."""
         from tilewise.profile.timing.gpu import GpuWatch
         from tilewise.store.problem import Machine
 
@@ -164,4 +164,4 @@ class Slot:
         return Machine("triton", name, {"name": name})
 
     def _ignore_progress(self, line: str) -> None:
-        """Drop a collector's progress line: an actor has no terminal."""
+        """Discard a progress line of the collector, as an actor has no terminal."""

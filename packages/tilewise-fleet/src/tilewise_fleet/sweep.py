@@ -65,7 +65,7 @@ class Sweep:
             raise ConfigurationError("A sweep needs at least one seed, one draw of settings, and 1 to 20 folds.")
 
     def trials(self) -> list[dict[str, Any]]:
-        """List every trial as a dict of its number, settings, seed and fold."""
+        """Return all trials as dicts of number, settings, seed and fold."""
         trials: list[dict[str, Any]] = []
         for draw in range(self.draws):
             for seed in range(self.seed, self.seed + self.seeds):
@@ -75,7 +75,7 @@ class Sweep:
         return trials
 
     def draw_settings(self, draw: int) -> dict[str, Any]:
-        """Return the settings of a draw. Draw 0 is the base settings; the others are random variations of them."""
+        """Return the settings of draw number `draw`: 0 is the base settings, others are random variations."""
         base = default_settings(self.model, **self.settings)
         if not draw:
             return {"learning_rate": base.learning_rate, "weight_decay": base.weight_decay, "batch": base.batch}
@@ -87,7 +87,7 @@ class Sweep:
 
 
 def fold_of(data: Dataset, fold: int, folds: int) -> Dataset:
-    """Return the dataset of one fold: that fold's kernels are the validation split, all others the training split.
+    """Return the dataset for cross-validation fold `fold`: its kernels are the valid split, all others the train split.
 
     Kernels of a program stay in one fold if there are at least two programs per fold.
     """
@@ -107,7 +107,7 @@ def fold_of(data: Dataset, fold: int, folds: int) -> Dataset:
 
 
 def run_trial(sweep: Sweep, trial: Mapping[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Train one trial in its folder, or return its stored result if it is already finished."""
+    """Train one trial in its folder and return its result; a finished one is not repeated."""
     from tilewise.costmodel.training.loop import train
     from tilewise.costmodel.training.resumable import selection_value
 
@@ -175,7 +175,7 @@ def best_of(trials: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], float]
 def run_sweep(
     sweep: Sweep, address: str, workers: int = 0, report: Callable[[dict[str, Any]], None] = lambda row: None
 ) -> SweepResult:
-    """Run every trial on the cluster, one CPU each; after a kill, the same call runs only the unfinished trials."""
+    """Run all trials on the cluster, one CPU each; a repeated call runs only unfinished trials."""
     from tilewise_fleet.cluster import join
 
     join(address)
@@ -206,14 +206,17 @@ def run_sweep(
 
 
 def _trainable() -> Any:
-    """Define the Ray class that runs trials one after the other, each on one thread.
+    """Define and return the Ray class that runs trials one after the other, each on one thread.
 
     Ray reuses a worker for many trials, so PyTorch is imported once per worker.
     """
     from ray import tune
 
     class TrialWorker(tune.Trainable):  # type: ignore[misc]
+        """Ray Tune worker that runs trials."""
+
         def setup(self, config: Mapping[str, Any], sweep: Sweep, trials: Sequence[Mapping[str, Any]]) -> None:
+            """Store the sweep and the number of the first trial to run."""
             import torch
 
             torch.set_num_threads(1)
@@ -236,7 +239,7 @@ def _trainable() -> Any:
 
 
 def _trial_callback(report: Callable[[dict[str, Any]], None]) -> Any:
-    """Make the Ray callback that passes each trial's result to `report` when it ends."""
+    """Return a Ray callback that passes each finished trial's result to `report`."""
     from ray.tune import Callback
 
     class TrialCallback(Callback):  # type: ignore[misc]

@@ -45,7 +45,7 @@ class LocalFleet:
         return all(process.poll() is None for process in self.processes)
 
     def wait(self) -> None:
-        """Wait until one of the processes ends, or for Ctrl-C."""
+        """Block until one of the processes ends, or Ctrl-C is pressed."""
         while self.is_running():
             time.sleep(0.5)
 
@@ -71,7 +71,7 @@ def running_fleet(store: str, port: int = 8100, ray_port: int = 6379, cpus: int 
 
 
 def _answers(url: str) -> bool:
-    """Tell whether the service at `url` answers on /health within two seconds."""
+    """Tell whether the service at `url` responds to /health within two seconds."""
     with contextlib.suppress(URLError, OSError), urlopen(f"{url}/health", timeout=2):
         return True
     return False
@@ -79,7 +79,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in its own session, and end all of its processes, by force if it takes more than 15 s."""
+    """Run a command in its own session inside the block; at the end stop all its processes, by force after 15 s."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=quiet, stderr=quiet)

@@ -34,7 +34,7 @@ _TABLES = {"link": schema.ledger, "file": schema.files, "token": schema.tokens, 
 
 
 def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
-    """Yield the lines of a backup: a header, then the ledger, files, tokens and jobs."""
+    """Yield the lines of a backup of the board; `with_key` includes the key that seals its ledger."""
     head: dict[str, Any] = {"format": FORMAT}
     if with_key and board.key is not None:
         head["key"] = board.key.hex()
@@ -57,7 +57,7 @@ def back_up(board: Board, path: Path) -> int:
 
 
 def restore(path: Path, where: str | Path, key: Path | None = None, new_key: bool = False) -> int:
-    """Create a board from a backup; return the number of ledger links.
+    """Create a board from the backup at `path`; return the number of ledger links.
 
     The backup is restored into a temporary board and verified there; nothing of a refused one is left behind. A backup
     without a key needs the one in the file `key`; `new_key` seals every link anew instead.
@@ -65,7 +65,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     with open_input(path, _MOST_BYTES) as stream, convert_read_errors(path):
         rows = _parse_backup(stream, path)
     links = [Link(**row) for row in rows["link"]]
-    secret = _secret(rows.pop("key", None), key, new_key)
+    secret = _sealing_key(rows.pop("key", None), key, new_key)
     if new_key:
         links = [replace(link, seal=seal_of(secret, link.hash)) for link in links]
     count, _, faults = check_chain(links, secret)
@@ -88,7 +88,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
 
 
 def _fill_board(board: Board, rows: dict[str, Any], links: list[Link], path: Path) -> None:
-    """Write the ledger, and the tables that follow from it, into an empty board."""
+    """Write the ledger and all derived tables of a backup into an empty board."""
     replay = LedgerReplay()
     for link in links:
         replay.take(link)
@@ -108,8 +108,8 @@ def _fill_board(board: Board, rows: dict[str, Any], links: list[Link], path: Pat
         raise FileFormatError(f"{path} does not hold a board: {type(error).__name__}") from None
 
 
-def _secret(stored_key: bytes | None, key: Path | None, new_key: bool) -> bytes:
-    """Return the key that seals the restored board: a new one, the backup's, or that of the key file."""
+def _sealing_key(stored_key: bytes | None, key: Path | None, new_key: bool) -> bytes:
+    """Return the key that seals the restored board: a new one, the backup's, or the one in a key file."""
     if new_key:
         return secrets.token_bytes(32)
     if stored_key:
@@ -144,26 +144,26 @@ def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
         rows["key"] = bytes.fromhex(head["key"]) if head.get("key") else None
         while line := stream.readline(_MOST_LINE):
             ((kind, row),) = json.loads(line).items()
-            rows[kind].append(_checked(row, _TABLES[kind]))
+            rows[kind].append(_decode_row(row, _TABLES[kind]))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise FileFormatError(f"{path} is not a backup of a board, or it is cut short") from None
     return rows
 
 
-def _checked(row: Any, table: Table) -> dict[str, Any]:
-    """Return a row of a backup with base64 decoded; raise `FileFormatError` if it does not fit its table's columns."""
+def _decode_row(row: Any, table: Table) -> dict[str, Any]:
+    """Decode a row of a backup; raise `FileFormatError` unless it has the columns of its table."""
     if not isinstance(row, dict) or row.keys() != set(table.columns.keys()):
         raise ValueError
     for column in table.columns:
-        if not _fits(row[column.name], column):
+        if not _is_valid_for(row[column.name], column):
             raise ValueError
         if isinstance(column.type, LargeBinary):
             row[column.name] = base64.b64decode(row[column.name])
     return row
 
 
-def _fits(value: Any, column: Column[Any]) -> bool:
-    """Tell whether a column can hold a value of a backup, in which bytes are base64."""
+def _is_valid_for(value: Any, column: Column[Any]) -> bool:
+    """Tell whether a value of a backup, in which bytes are base64, is valid for a column."""
     if value is None:
         return bool(column.nullable)
     kind = str if isinstance(column.type, LargeBinary) else column.type.python_type

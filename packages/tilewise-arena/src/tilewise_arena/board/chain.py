@@ -27,7 +27,7 @@ _KEY_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class Link:
-    """One row of the ledger."""
+    """One row of the ledger, whose hash covers the hash of the row before."""
 
     seq: int
     at: str
@@ -44,17 +44,17 @@ def link_hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
 
 
 def seal_of(key: bytes, link: str) -> str:
-    """Return the keyed hash (HMAC) of a link's hash, which only the holder of the key can compute."""
+    """Return the seal of a link: an HMAC of its hash, which only the holder of the key can compute."""
     return hmac.new(key, link.encode(), hashlib.sha256).hexdigest()
 
 
 def row_seal(key: bytes, table: str, *values: Any) -> str:
-    """Return the keyed hash of a row that the ledger does not describe: a job or a session."""
+    """Return an HMAC over a row that the ledger does not cover, such as a job or a session."""
     return hmac.new(key, canonical([table, *values]), hashlib.sha256).hexdigest()
 
 
 def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], previous: str) -> Link:
-    """Create the next link of the ledger: its hash covers the link before, and the key seals the hash."""
+    """Create the next link of the ledger, with its hash and seal; `previous` is the last link's hash."""
     text = canonical(body).decode()
     digest = link_hash(seq, at, kind, text, previous)
     seal = seal_of(key, digest)
@@ -62,7 +62,7 @@ def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], pr
 
 
 def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, list[str]]:
-    """Check a chain; returns the number of links, the hash of the last, and the first few faults."""
+    """Check all links; return their number, the last one's hash, and descriptions of the first few faults."""
     faults: list[str] = []
     seq, previous = 0, FIRST
     for link in links:
@@ -74,7 +74,7 @@ def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, lis
 
 
 def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list[str]:
-    """List what is wrong with one link: its number, the hash of the link before, its own hash or its seal."""
+    """Return what is wrong with a link: its number, previous hash, own hash or seal."""
     if link.seq != expected:
         return [f"link {expected} is missing or out of order: link {link.seq} stands in its place"]
     if link.previous != previous:
@@ -87,7 +87,7 @@ def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list
 
 
 def board_key(path: Path, create: bool) -> bytes | None:
-    """Read the key from a file that only its owner may read; with `create`, make one if it is missing."""
+    """Read the board's key from a file readable by its owner only; `create` makes a missing one."""
     try:
         key = bytes.fromhex(read_text_input(path, 4096).strip())
     except MissingFileError:
@@ -100,7 +100,7 @@ def board_key(path: Path, create: bool) -> bytes | None:
 
 
 def _create_key(path: Path) -> bytes | None:
-    """Create the file of a key; if another process does so at the same time, return that one's key."""
+    """Create a key file and return the key; if another process is faster, return its key."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     key = secrets.token_bytes(_KEY_BYTES)
     write_atomic(partial, key.hex() + "\n", private=True)

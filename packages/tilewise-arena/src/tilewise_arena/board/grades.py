@@ -43,12 +43,12 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def best_entries(board: Board, event: str, division: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the best scored entry of every team with its rank among these."""
+    """Yield (rank, entry) of the best scored entry of every team, best first."""
     yield from enumerate(board.best_of_teams(event, division), 1)
 
 
 def safe(text: str) -> str:
-    """Quote a cell that a spreadsheet would take for a formula, also after spaces."""
+    """Quote a CSV cell that a spreadsheet would execute as a formula."""
     return f"'{text}" if text.lstrip()[:1] in tuple("=+-@\t\r＝＋－＠") and text.strip() else text
 
 
@@ -71,7 +71,7 @@ def read_roster(path: Path) -> list[Student]:
 
 
 def _student(row: dict[str, str | None], path: Path, line: int) -> Student:
-    """Check one line of a roster; a student without a team is their own team."""
+    """Check one line of a roster; a student without a team forms one alone."""
     facts = {key: (value or "").strip() for key, value in row.items() if key and isinstance(value, str | None)}
     if not facts["name"]:
         raise FileFormatError(f"Line {line} of {path} has no name.")
@@ -91,13 +91,13 @@ def make_tokens(board: Board, students: Iterable[Student], by: str = "") -> dict
 
 
 def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
-    """Return a table of students, teams and new tokens; teams that had a token before are left out."""
+    """Return a CSV of students, teams and new tokens; teams that had a token already are left out."""
     rows = [(safe(s["name"]), safe(s["team"]), tokens[s["team"]]) for s in students if s["team"] in tokens]
     return as_csv([("name", "team", "token"), *rows])
 
 
 def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
-    """Return a line per student: the columns of the roster, and the team's rank, score and status in each event.
+    """Return a CSV with a line per student: roster columns, then the team's rank, score and status in each event.
 
     The columns are the same before anybody has scored: those of the closed division, and of the open one if it is used.
     """

@@ -173,13 +173,13 @@ def new_engine(url: str) -> Engine:
 
 
 def take_turn(connection: Any) -> None:
-    """Wait for the lock on the ledger. SQLite's writers already have it, by BEGIN IMMEDIATE."""
+    """Lock the ledger in PostgreSQL; in SQLite, BEGIN IMMEDIATE has done so already."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
 
 
 def foreign_objects(connection: Any) -> list[str]:
-    """Return triggers, views, rules, indexes, constraints and odd values of a database that a board does not have."""
+    """Return objects in a database that no board has: triggers, views, rules, indexes, odd values."""
     dialect = connection.dialect.name
     expected = {"ledger_append_only"}
     if dialect == "sqlite":
@@ -191,7 +191,7 @@ def foreign_objects(connection: Any) -> list[str]:
 
 
 def check_tables(engine: Engine) -> None:
-    """Reject a database with a view in place of a table, because a view can compute without end."""
+    """Raise if a table of the database is a view, because reading a view may compute without end."""
     views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
     if views:
         raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")

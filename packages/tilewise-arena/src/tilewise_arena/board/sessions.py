@@ -20,7 +20,7 @@ from tilewise_arena.board.tokens import Holder
 
 
 def open_session(board: Board, token: str, seconds: float) -> str:
-    """Sign in the holder of the token with this public name; return the content of the cookie."""
+    """Sign in the holder of a token, given its public name, for `seconds`; return the cookie's content."""
     secret, now = secrets.token_urlsafe(32), time.time()
     with board.write() as transaction:
         connection = transaction.connection
@@ -32,7 +32,7 @@ def open_session(board: Board, token: str, seconds: float) -> str:
 
 
 def session_holder(board: Board, secret: str) -> Holder | None:
-    """Return the owner of a cookie; None if it is unknown, altered or has expired, or its token is revoked."""
+    """Return the owner of a session cookie; None if it is unknown, expired, or its token is revoked."""
     session, tokens = schema.sessions, schema.tokens
     is_valid = (
         (session.c.hash == _hash(board, secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
@@ -48,12 +48,12 @@ def session_holder(board: Board, secret: str) -> Holder | None:
 
 
 def session_seal(key: bytes, digest: str, token: str, until: float) -> str:
-    """Return the seal of a session: nobody without the key can prolong it or give it to another token."""
+    """Return the seal of a session, without which it could be prolonged or given to another token."""
     return row_seal(key, "sessions", str(digest), str(token), float(until))
 
 
 def end_session(board: Board, secret: str) -> None:
-    """Sign out: the cookie opens nothing from now on."""
+    """Sign out: delete the session of a cookie."""
     with board.write() as transaction:
         transaction.connection.execute(delete(schema.sessions).where(schema.sessions.c.hash == _hash(board, secret)))
 

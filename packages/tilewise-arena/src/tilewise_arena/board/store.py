@@ -68,18 +68,20 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
     except (SQLAlchemyError, OSError, ModuleNotFoundError, UnicodeDecodeError) as error:
         if engine is not None:
             engine.dispose()
-        raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
+        raise UnavailableError(
+            f"the board at {_without_password(str(where))} cannot be opened: {_reason(error)}"
+        ) from None
     return Board(engine, board_key_bytes, path, key_path)
 
 
 def _url(where: str) -> tuple[str, Path | None]:
-    """Return the SQLAlchemy URL of a board, and the file's path (None for a database server)."""
+    """Convert a board's location to an SQLAlchemy URL; also return the file's path (None for a server)."""
     if where.startswith("postgresql://"):
         return where.replace("postgresql://", "postgresql+psycopg://", 1), None
     if where.startswith("postgresql+psycopg://"):
         return where, None
     if "://" in where:
-        raise ConfigurationError(f"a board is a file or a postgresql:// URL, not {_safe(where)}")
+        raise ConfigurationError(f"a board is a file or a postgresql:// URL, not {_without_password(where)}")
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", where):
         raise ConfigurationError(f"a board is a file or a postgresql:// URL; a server's address is http://{where}")
     try:
@@ -90,15 +92,15 @@ def _url(where: str) -> tuple[str, Path | None]:
 
 
 def _key_path(path: Path | None) -> Path:
-    """Return where the key is: beside the database file, or, for a database server, where TILEWISE_BOARD_KEY says."""
+    """Return the key file's path: next to the SQLite file or, for a server, from TILEWISE_BOARD_KEY."""
     if path is not None:
         return path.with_name(path.name + ".key")
     path_from_environment = os.environ.get("TILEWISE_BOARD_KEY")
     return Path(path_from_environment) if path_from_environment else Path("tilewise-board.key")
 
 
-def _safe(where: str) -> str:
-    """Return a URL without its password."""
+def _without_password(where: str) -> str:
+    """Return a URL with its password removed."""
     head, at, host = where.rpartition("@")
     return f"{head.split('//')[0]}//…@{host}" if at and "//" in head else where
 
@@ -108,7 +110,7 @@ def _reason(error: Exception) -> str:
 
 
 def _entry_conditions(event: str | None, division: str | None, status: str | None, team: str | None) -> list[Any]:
-    """Build the conditions of a query for entries; a team matches by any part of its name."""
+    """Build the SQL conditions that select entries; a team matches by any part of its name."""
     table = schema.entries
     filters = (("event", event), ("division", division), ("status", status))
     conditions: list[Any] = [table.c[name] == value for name, value in filters if value is not None]
@@ -120,17 +122,17 @@ def _entry_conditions(event: str | None, division: str | None, status: str | Non
 
 
 def _team_names() -> Any:
-    """Select the distinct teams and NULL with a recursive index scan, because there are few teams and many entries."""
+    """Build a query for distinct team names by recursive index scans, as there are few teams and many entries."""
     table = schema.entries
     names = select(func.min(table.c.team).label("team")).cte(recursive=True)
     next_team = select(func.min(table.c.team)).where(table.c.team > names.c.team).scalar_subquery()
     return names.union_all(select(next_team).where(names.c.team.is_not(None)))
 
 
-def _places(
+def _ranks(
     connection: Connection, event: str, division: str, rows: list[dict[str, Any]], in_a_row: bool
 ) -> dict[int, int]:
-    """Return the rank of each scored entry by its number; `in_a_row` says that the rows are consecutive ranks."""
+    """Return the rank of each scored entry by its id; `in_a_row` promises that `rows` have consecutive ranks."""
     table = schema.entries
     scored = _entry_conditions(event, division, "scored", None)
     if in_a_row and rows:
@@ -144,15 +146,15 @@ def _places(
     return {int(row.id): int(row.place) for row in ranked}
 
 
-def _holder(event: str, division: str) -> Select[tuple[int]]:
-    """Select the entry that holds the record."""
+def _record_holder_query(event: str, division: str) -> Select[tuple[int]]:
+    """Build a query for the entry that holds the record of an event and division."""
     table = schema.entries
     return select(table.c.id).where((table.c.event == event) & (table.c.division == division) & table.c.record)
 
 
 @contextmanager
 def readable(board: Board) -> Iterator[None]:
-    """Translate the errors of a damaged database, and invalid contents, into one sentence."""
+    """Convert errors about a damaged board, inside the block, to a `FileFormatError`."""
     try:
         yield
     except TilewiseError:
@@ -171,7 +173,7 @@ class Board:
         self.engine, self.key, self.path, self.key_path = engine, key, path, key_path
 
     def write_key(self) -> None:
-        """Write this board's key to its file; for a restored board."""
+        """Write the board's key to its file, after a restore."""
         assert self.key is not None
         write_atomic(self.key_path, self.key.hex() + "\n", private=True)
 
@@ -188,7 +190,7 @@ class Board:
 
     @contextmanager
     def write(self) -> Iterator[BoardTransaction]:
-        """Open a transaction, which is committed to the disk when the block ends, and undone if it raises."""
+        """Open a transaction, committed at the end of the block or rolled back if it raises."""
         if self.key is None:
             raise UnavailableError("this board's key is missing, so nothing can be added to it")
         try:
@@ -204,18 +206,18 @@ class Board:
             yield connection
 
     def _value(self, query: Any) -> Any:
-        """Return the result of a query for one value, or None."""
+        """Return the single value that a query selects, or None."""
         with self.read() as connection:
             return connection.execute(query).scalar()
 
     def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
-        """Add an entry that was measured on this machine: its submission and its result together."""
+        """Add an entry that was measured on this machine, with its result, and return its receipt."""
         check_ranked(score.practice)
         files = {name: recipe.file_content(name) for name in recipe.files}
         with self.write() as transaction:
             receipt = transaction.submit(team, recipe.as_dict(), files, queue=False)
             transaction.result(receipt["entry"], "scored", score.as_dict())
-            if transaction.connection.execute(_holder(recipe.event.name, "closed")).scalar() is None:
+            if transaction.connection.execute(_record_holder_query(recipe.event.name, "closed")).scalar() is None:
                 transaction.record(receipt["entry"], 0.0, 1.0, None)
         return receipt | {"status": "scored", "score": score.score}
 
@@ -230,7 +232,7 @@ class Board:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Open a connection whose reads all see the state at its start, however long it stays open."""
+        """Open a connection whose reads all see the board at the same moment."""
         level = {} if self.path is not None else {"isolation_level": "REPEATABLE READ"}
         with readable(self), self.engine.connect().execution_options(**level) as connection:
             yield connection
@@ -243,7 +245,7 @@ class Board:
                 yield Link(**row._mapping)
 
     def head(self) -> tuple[int, str]:
-        """Return number and hash of the ledger's last link; 0 and zeros for an empty ledger."""
+        """Return (number, hash) of the ledger's last link; 0 and a hash of zeros for an empty ledger."""
         table = schema.ledger
         with self.read() as connection:
             row = connection.execute(select(table.c.seq, table.c.hash).order_by(table.c.seq.desc()).limit(1)).first()
@@ -275,7 +277,7 @@ class Board:
         return self._rows(select(table.c.id).where(conditions).order_by(table.c.score.desc(), table.c.id))
 
     def _rows(self, query: Any) -> list[dict[str, Any]]:
-        """Return the listed columns of the entries that a query finds, in its order: ids first, then rows."""
+        """Return the listed columns of the entries that a query selects, in its order."""
         table = schema.entries
         columns = [column for column in table.c if column.name not in ("result", "recipe", "bytes")]
         with self.read() as connection:
@@ -311,7 +313,7 @@ class Board:
             query = select(table.c.id, table.c.result).where(table.c.id.in_(numbers))
             results = {int(row.id): json.loads(row.result) for row in connection.execute(query) if row.result}
             scored = [row for row in rows if row["status"] == "scored"]
-            ranks = _places(connection, event, division, scored, in_a_row=sort == "score" and not team)
+            ranks = _ranks(connection, event, division, scored, in_a_row=sort == "score" and not team)
         for row in rows:
             row["rank"] = ranks.get(row["id"])
         names = ("speedup", "memory_gain", "size_gain")
@@ -361,7 +363,7 @@ class Board:
             }
 
     def _submission(self, number: int) -> Mapping[str, Any]:
-        """Read the submission of entry `number` from the ledger; without a link it has no files."""
+        """Return the submission of an entry, as recorded in the ledger."""
         entries, ledger = schema.entries, schema.ledger
         with self.read() as connection:
             link = select(entries.c.link).where(entries.c.id == number).scalar_subquery()
@@ -370,8 +372,8 @@ class Board:
         return body
 
     def record(self, event: str, division: str) -> int | None:
-        """Select the entry that holds the record."""
-        row = self._value(_holder(event, division))
+        """Return the id of the entry that holds the record of an event and division, or None."""
+        row = self._value(_record_holder_query(event, division))
         return None if row is None else int(row)
 
     def records(self, event: str, division: str) -> list[dict[str, Any]]:
@@ -394,7 +396,7 @@ class Board:
             return {str(r.name): bool(r.open) for r in connection.execute(select(schema.events))}
 
     def running(self) -> dict[int, int]:
-        """Return the running entries with their heartbeats."""
+        """Return the heartbeat of each running entry by its id."""
         jobs = schema.jobs
         with self.read() as connection:
             rows = connection.execute(select(jobs.c.entry, jobs.c.beat).where(jobs.c.state == "running"))

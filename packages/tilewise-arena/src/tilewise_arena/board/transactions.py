@@ -38,7 +38,7 @@ class BoardTransaction:
     """Changes to a board that are committed together."""
 
     def __init__(self, connection: Connection, key: bytes) -> None:
-        """Continue the ledger at its last link, after checking that `key` sealed it."""
+        """Continue the ledger after its last link; raise unless `key` sealed that one."""
         self.connection, self._key = connection, key
         table = schema.ledger
         last = connection.execute(
@@ -53,7 +53,7 @@ class BoardTransaction:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Open a savepoint: if the block raises, only its own changes are undone."""
+        """Open a savepoint: if the block raises, only its changes are rolled back."""
         seq, head = self._seq, self._head
         try:
             with self.connection.begin_nested():
@@ -63,7 +63,7 @@ class BoardTransaction:
             raise
 
     def _append(self, kind: str, body: dict[str, Any]) -> Link:
-        """Append a signed link to the ledger and return it; it contains the hash of the link before."""
+        """Append a sealed link to the ledger and return it."""
         link = make_link(self._key, self._seq + 1, now(), kind, body, self._head)
         self.connection.execute(insert(schema.ledger).values(**vars(link)))
         self._seq, self._head = link.seq, link.hash
@@ -80,7 +80,10 @@ class BoardTransaction:
         plugin: bytes | None = None,
         queue: bool = True,
     ) -> dict[str, Any]:
-        """Add an entry from a valid recipe (or, in the open division, a plugin) and return its receipt."""
+        """Add an entry from a valid recipe, or a plugin in the open division, and return its receipt.
+
+        With `queue` it waits for a worker to measure it.
+        """
         files = dict(files or {})
         event = str(recipe["event"])
         if not self.is_open(event):
@@ -114,10 +117,10 @@ class BoardTransaction:
         body: dict[str, Any] = {"team": team, "event": str(recipe["event"]), "division": division}
         body |= {"recipe": dict(recipe), "files": {n: sha256(c) for n, c in sorted(files.items())}}
         body["plugin"] = sha256(plugin) if plugin else ""
-        return body | {"digest": sha256(canonical(_nameless(body)))}
+        return body | {"digest": sha256(canonical(_content_identity(body)))}
 
     def _keep_file(self, content: bytes) -> int:
-        """Store a file unless it is stored already; returns the bytes added."""
+        """Store a file's content unless it is stored already; return the bytes added."""
         digest = sha256(content)
         table = schema.files
         if self.connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
@@ -126,7 +129,7 @@ class BoardTransaction:
         return len(content)
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
-        """Record how an entry's run ended; the score must follow from its figures. Ignored if disqualified."""
+        """Store the outcome of an entry's run and its figures; ignored if the entry is disqualified."""
         row = self._get_entry(entry)
         self._end_job(entry)
         if row.status == "disqualified":
@@ -164,7 +167,7 @@ class BoardTransaction:
         self._end_job(entry)
 
     def reinstate(self, entry: int, by: str = "") -> None:
-        """Lift a disqualification: the entry is as when it was submitted, and waits for a run."""
+        """Lift a disqualification: the entry is as it was submitted, and waits to be measured again."""
         row = self._get_entry(entry)
         if row.status != "disqualified":
             raise ConfigurationError(f"entry {entry} is not disqualified")
@@ -194,7 +197,7 @@ class BoardTransaction:
         return self.connection.execute(select(schema.jobs).where(schema.jobs.c.entry == entry)).first()
 
     def _write_job(self, entry: int, **changes: Any) -> None:
-        """Insert or update the job of an entry, and sign the columns that decide when it runs (the job's seal)."""
+        """Insert or update an entry's job, and seal the columns that decide when it runs."""
         job = self._job(entry)
         stored: dict[str, Any] = {"attempts": 0, "turn": 0} if job is None else dict(job._mapping)
         values = stored | changes
@@ -231,7 +234,7 @@ class BoardTransaction:
     # --- tokens ---
 
     def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
-        """Record a new token of a team, of which only the hash is stored."""
+        """Store a new token of a team, by its public name and hash."""
         body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
         link = self._append("token", body | _author_field(by))
         row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
@@ -248,16 +251,16 @@ class BoardTransaction:
     # --- the queue ---
 
     def claim_job(self, worker: str, most_attempts: int, abandoned: Mapping[int, int] | None = None) -> int | None:
-        """Reserve the next entry for `worker` and return it; None if there is none.
+        """Claim the next entry to measure for `worker` and return its id; None if there is none.
 
-        `abandoned` maps running entries to heartbeats that have not changed for too long: these entries are free,
-        unless their heartbeat has changed since.
+        `abandoned` maps running entries to heartbeats that have not changed for too long: these entries may be claimed,
+        unless their heartbeat has changed since. An entry runs at most `most_attempts` times.
         """
         jobs = schema.jobs
         free = jobs.c.state == "queued"
         for entry, beat in (abandoned or {}).items():
             free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
-        query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
+        query = self._fair_order(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
         while (job := self.connection.execute(query).first()) is not None:
             entry = int(job.entry)
             if self._get_entry(entry).status == "disqualified":
@@ -273,8 +276,8 @@ class BoardTransaction:
         return None
 
     @staticmethod
-    def _in_turn(query: Any) -> Any:
-        """Order jobs: first the team whose last job started longest ago, then the earliest entry."""
+    def _fair_order(query: Any) -> Any:
+        """Order jobs fairly: the team whose last job started longest ago first, then the earliest entry."""
         jobs, entries = schema.jobs, schema.entries
         others, of = jobs.alias(), entries.alias()
         last = select(of.c.team, func.max(others.c.turn).label("turn")).join(others, others.c.entry == of.c.id)
@@ -284,19 +287,19 @@ class BoardTransaction:
         return joined.order_by(func.coalesce(turns.c.turn, 0), jobs.c.entry)
 
     def beat(self, worker: str) -> None:
-        """Increase the heartbeat of a worker's job, so that it does not count as abandoned."""
+        """Increment the heartbeat of a worker's job, which shows that it is still running."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
         self.connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
 
     def holds(self, worker: str, entry: int) -> bool:
-        """Tell whether this worker still has the job of measuring an entry: another may have taken it over."""
+        """Tell whether a worker still has the job of measuring an entry."""
         jobs = schema.jobs
         mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
         return self.connection.execute(select(jobs.c.entry).where(mine)).first() is not None
 
     def release(self, worker: str, counts: bool = True) -> None:
-        """Put a worker's job back into the queue; without `counts`, the attempt does not count."""
+        """Return a worker's job to the queue; without `counts`, the attempt is not counted."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
         for job in self.connection.execute(select(jobs).where(mine)).all():
@@ -317,14 +320,14 @@ class BoardTransaction:
         return self._of_entries(func.count(), team, table.c.event == event, table.c.submitted_at >= at)
 
     def _of_entries(self, value: Any, team: str, *conditions: Any) -> int:
-        """Evaluate an SQL aggregate, such as count(), over a team's entries that meet the conditions; 0 for NULL."""
+        """Return an SQL aggregate, such as count(), over a team's entries; 0 for NULL."""
         table = schema.entries
         query = select(value).select_from(table).where(table.c.team == team, *conditions)
         return int(self.connection.execute(query).scalar() or 0)
 
 
 class Replayed(Rejected):
-    """An error: the board has the same submission already."""
+    """Raised for a submission that is on the board already."""
 
     def __init__(self, entry: int) -> None:
         super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
@@ -332,7 +335,7 @@ class Replayed(Rejected):
 
 
 def job_seal(key: bytes, entry: int, state: str, attempts: int, turn: int) -> str:
-    """Return the seal of a job; its worker and beat change all the time and decide nothing that lasts."""
+    """Return the seal of a job's columns that decide when it runs; its worker and heartbeat are not covered."""
     return row_seal(key, "jobs", int(entry), str(state), int(attempts), int(turn))
 
 
@@ -341,7 +344,7 @@ def sha256(content: bytes) -> str:
 
 
 def entry_row(link: Link, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of `entries` for a submission."""
+    """Return the `entries` row of a submission recorded in the ledger."""
     recipe = body["recipe"]
     row = {name: body[name] for name in ("team", "event", "division", "digest")}
     row |= {"id": int(body["entry"]), "link": link.seq, "submitted_at": link.at, "bytes": int(body["bytes"])}
@@ -350,7 +353,7 @@ def entry_row(link: Link, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of `entries` that a result changes."""
+    """Return the columns of an `entries` row that a result sets."""
     result = body["result"]
     text = None if result is None else canonical(result).decode()
     score = None if result is None else float(result["score"])
@@ -358,21 +361,21 @@ def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
 
 
-def _nameless(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an entry that make it unique: the same steps or file under a new name is not a new entry."""
+def _content_identity(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies an entry's content, without its name: a renamed entry is not a new one."""
     recipe = {name: value for name, value in body["recipe"].items() if name not in ("name", "predictions")}
     steps = [{k: v for k, v in step.items() if k != "file"} for step in recipe.get("steps", [])]
     return {**body, "recipe": recipe | {"steps": steps}, "files": sorted(body["files"].values())}
 
 
 def fresh_columns(division: str) -> dict[str, Any]:
-    """Return the columns of an entry that has not been run."""
+    """Return the columns of an `entries` row that has not been measured yet."""
     status = "unverified" if division == "open" else "queued"
     return {"status": status, "reason": "", "score": None, "result": None, "verified": False, "record": False}
 
 
 def _author_field(by: str) -> dict[str, str]:
-    """Return the field that names the author of a change: a teacher's token or the command line; empty if unknown."""
+    """Return {"by": author} for the ledger, the author being a token or the command line; {} if unknown."""
     return {"by": by} if by else {}
 
 

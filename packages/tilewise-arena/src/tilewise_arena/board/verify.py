@@ -50,11 +50,12 @@ class BoardVerification:
 
 
 def verify(board: Board, head: str | None = None) -> BoardVerification:
-    """Check chain, seals and derived tables; `head` is the hash of a link that must exist, such as a receipt's."""
+    """Check the ledger's chain and seals, and the derived tables; `head` is a link's hash that must occur."""
     replay = LedgerReplay()
     head_exists = head is None
 
     def replay_links(connection: Connection) -> Iterator[Link]:
+        """Yield all links after applying each one to the replay."""
         nonlocal head_exists
         for link in board.links(connection):
             head_exists = head_exists or link.hash == head
@@ -72,7 +73,7 @@ def verify(board: Board, head: str | None = None) -> BoardVerification:
 
 
 class LedgerReplay:
-    """The tables as they follow from the ledger."""
+    """Rebuilds the board's tables from the links of its ledger."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -84,7 +85,7 @@ class LedgerReplay:
         self.faults: list[str] = []
 
     def take(self, link: Link) -> None:
-        """Replay one link into the tables that should result; a link that does not fit its kind is a fault."""
+        """Apply one link to the tables; one with an invalid body is recorded as a fault."""
         try:
             getattr(self, f"_{link.kind}", self._other)(link, json.loads(link.body))
         except (ValueError, KeyError, TypeError):
@@ -148,7 +149,7 @@ class LedgerReplay:
 
 
 def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) -> list[str]:
-    """List where the stored tables differ from the replayed ledger, and broken seals outside the ledger."""
+    """Return descriptions of differences between stored and replayed tables, and of wrong seals."""
     faults = []
     if {str(row.name): bool(row.open) for row in connection.execute(select(schema.events))} != replay.events:
         faults.append("an event is shown open or closed where the ledger says otherwise")
@@ -161,7 +162,7 @@ def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) ->
 
 
 def _entry_faults(rows: dict[int, dict[str, Any]], replay: LedgerReplay) -> list[str]:
-    """List where the table of entries differs from the replayed ledger."""
+    """Return descriptions of differences between the entries table and the replayed ledger."""
     faults = []
     for number in sorted(rows.keys() ^ replay.rows.keys()):
         where = "on the board but not in the ledger" if number in rows else "in the ledger but not on the board"
@@ -174,7 +175,7 @@ def _entry_faults(rows: dict[int, dict[str, Any]], replay: LedgerReplay) -> list
 
 
 def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """List where the table of tokens differs from the replayed ledger."""
+    """Return descriptions of differences between the tokens table and the replayed ledger."""
     faults, names = [], set()
     for row in connection.execute(select(schema.tokens)):
         names.add(str(row.id))
@@ -193,7 +194,7 @@ def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 
 def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """List where the queue of jobs differs from the replayed ledger."""
+    """Return descriptions of differences between the queue of jobs and the replayed ledger."""
     jobs = schema.jobs
     in_queue = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
     missing, unexpected = replay.pending - in_queue, in_queue - replay.pending
@@ -204,7 +205,7 @@ def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 
 def _seal_faults(connection: Connection, key: bytes) -> list[str]:
-    """List the jobs and sessions whose seal (a keyed hash of the row) is wrong."""
+    """Return descriptions of jobs and sessions with a wrong seal."""
     faults = []
     for job in connection.execute(select(schema.jobs)):
         seal = job_seal(key, job.entry, job.state, job.attempts, job.turn)
@@ -217,7 +218,7 @@ def _seal_faults(connection: Connection, key: bytes) -> list[str]:
 
 
 def _file_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
-    """List stored files whose hash is wrong, and files of the ledger that are missing."""
+    """Return descriptions of stored files with a wrong hash, and of files that are missing."""
     faults, digests = [], set()
     for row in connection.execution_options(yield_per=8).execute(select(schema.files)):
         digests.add(str(row.digest))

@@ -40,7 +40,7 @@ def check_answers(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Re
 
 
 def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
-    """Raise AssertionError with the feedback on an exercise if its answer, from a notebook, is wrong."""
+    """Raise AssertionError with feedback if the answer to an exercise, taken from a notebook, is wrong."""
     exercise = next(e for e in exercises(lesson) if e.name == name)
     path = (folder or Path()) / ANSWERS
     read_input(path, _MOST_TEXT)
@@ -71,7 +71,7 @@ def must_be_predicted(lesson: str, folder: Path | None = None) -> None:
 
 @contextmanager
 def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]:
-    """Start the process that holds a student's file, in the sandbox if this system has one; yields its channel."""
+    """Start a process with a student's file, in a sandbox if the system has one; yields the channel to it."""
     from tilewise_arena.sandbox import bubblewrap
 
     reason = bubblewrap.unavailable_reason()
@@ -106,7 +106,7 @@ def _check_unsandboxed(reason: str) -> None:
 
 
 def extract_code(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
-    """Replace a student's code in a notebook by stubs, in place, and return the code; tests stay as they are."""
+    """Move a student's code out of a notebook: replace it by stubs in place, except in tests, and return it."""
     sources: list[str] = []
     for cell in notebook.get("cells", []):
         if cell.get("cell_type") != "code" or is_test(cell):
@@ -122,7 +122,7 @@ def extract_code(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[
 
 
 def plain_code(text: str) -> str:
-    """Return the code of a cell without lines for notebooks only (%, !, ?) and without the grader's own lines."""
+    """Return a cell's code without notebook commands (%, !, ?) and the grader's own lines."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!", "?"))]
     return "\n".join(line for line in lines if not line.startswith(("import otter", "grader")))
 

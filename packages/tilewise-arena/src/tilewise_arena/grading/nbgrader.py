@@ -38,7 +38,7 @@ _NOTHING_HIDDEN = "### BEGIN SOLUTION\n### END SOLUTION"  # without this nbgrade
 
 
 def source(lesson: str) -> str:
-    """Return a lesson's notebook with solutions, from which nbgrader makes the student's."""
+    """Return a lesson's notebook with solutions, from which nbgrader generates the students' version."""
     cells = [cell("markdown", introduction(lesson))]
     texts = unfinished(lesson)
     for name, task in tasks(lesson).items():
@@ -52,14 +52,14 @@ def source(lesson: str) -> str:
 
 
 def _role(name: str, grade: bool = False, solution: bool = False) -> dict[str, Any]:
-    """Build the nbgrader metadata of a cell: graded (one point, locked), a solution, or neither."""
+    """Return nbgrader metadata for a cell: a graded, locked test (one point), a solution, or plain text."""
     points = {"points": 1} if grade else {}
     role = {"grade": grade, "grade_id": name, "locked": grade, "schema_version": 3, "solution": solution, "task": False}
     return role | points
 
 
 def write_course(lessons: Iterable[str], folder: Path) -> Path:
-    """Write the configuration and the source notebooks into `folder`; return the configuration's path."""
+    """Write nbgrader's configuration and the source notebooks to `folder`; return the configuration's path."""
     for lesson in lessons:
         write_atomic(folder / "source" / lesson / f"{lesson}.ipynb", source(lesson))
     write_atomic(folder / "nbgrader_config.py", _CONFIG)
@@ -67,13 +67,14 @@ def write_course(lessons: Iterable[str], folder: Path) -> Path:
 
 
 def apart() -> Any:
-    """Return the nbgrader preprocessor class that moves a student's code from the notebook to a file beside it."""
+    """Define and return the nbgrader preprocessor that moves students' code into a separate file."""
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
     class IsolateAnswers(base):  # type: ignore[misc]
-        """Moves the student's code to a file next to the notebook, and puts stubs in its place."""
+        """Preprocessor that moves a student's code to a file next to the notebook, leaving stubs."""
 
         def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
+            """Move the code of one notebook to a file; return the notebook and resources."""
             folder = Path(resources["metadata"]["path"])
             lesson = str(resources["nbgrader"]["assignment"])
             keep_answers(folder, extract_code(nb, lesson, _is_test))

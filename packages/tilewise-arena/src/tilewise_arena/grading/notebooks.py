@@ -18,7 +18,7 @@ _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def unfinished(lesson: str) -> dict[str, str]:
-    """Return the starting text (signature, docstring, stub) of each function that students write, by name."""
+    """Return the starter code (signature, docstring, stub) of each exercise of a lesson by function name."""
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     sections = re.split(r"^(?=def )", text, flags=re.M)
     head = "\n".join(line for line in sections[0].splitlines() if line.startswith(("import ", "from ")))
@@ -58,7 +58,7 @@ def cell(kind: str, text: str, **metadata: Any) -> dict[str, Any]:
 
 
 def notebook(lesson: str, cells: list[dict[str, Any]]) -> str:
-    """Return cells as the text of a Jupyter notebook."""
+    """Assemble cells to the JSON text of a Jupyter notebook."""
     for number, content in enumerate(cells, 1):
         content["id"] = f"{lesson}-{number}"
     about = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}

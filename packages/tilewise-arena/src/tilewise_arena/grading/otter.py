@@ -76,7 +76,7 @@ def write_assignment(lesson: str, folder: Path) -> Path:
 
 
 class IsolatingPlugin:
-    """Plugin of otter: a student's code is checked in a separate process, and never runs in the grader's kernel."""
+    """Otter plugin that checks a student's code in a separate process, never in the grader's kernel."""
 
     IMPORTABLE_NAME = _PLUGIN
 
@@ -90,7 +90,7 @@ class IsolatingPlugin:
         return submission
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing at the other events that otter reports to its plugins."""
+        """Ignore the other events that otter reports to plugins."""
 
     during_assign = during_generate = from_notebook = notebook_export = before_grading = after_grading = _nothing
 

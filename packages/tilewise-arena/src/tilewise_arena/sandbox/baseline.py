@@ -16,7 +16,7 @@ from tilewise.bench.runner import baseline
 
 
 def load(event: str, folder: Path) -> Callable[[Any], Any]:
-    """Load the event's shipped model in float32 with the NumPy backend, without a KV cache; returns its function."""
+    """Return a function that answers by the event's shipped model: float32, NumPy backend, no KV cache."""
     runner = baseline(TinyMLPerf.event(event))
 
     def answer(inputs: Any) -> Any:

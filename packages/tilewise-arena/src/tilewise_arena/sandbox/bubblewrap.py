@@ -58,7 +58,7 @@ mkdir mkdirat rmdir umask statfs fstatfs fadvise64 mincore restart_syscall
 
 @lru_cache(maxsize=1)
 def unavailable_reason() -> str:
-    """Return why this system cannot run the sandbox; an empty string if it can."""
+    """Return why the sandbox cannot run on this system, or "" if it can."""
     if not sys.platform.startswith("linux"):
         return "the open division needs Linux"
     if shutil.which("bwrap") is None:
@@ -112,9 +112,9 @@ def seccomp_filter() -> bytes:
 
 
 def command(folder: Path, arguments: tuple[str, ...], hide_weights: bool, info: int | None) -> list[str]:
-    """Build the command line that runs Python with `arguments` in a sandbox whose plugin folder is `folder`."""
+    """Return the command line that runs Python with `arguments` in a sandbox around the plugin's `folder`."""
     mounts = [*_interpreter(), *_packages(hide_weights), "--ro-bind", str(folder), PLUGIN]
-    mounts = [*_parents(mounts), *mounts]
+    mounts = [*_parent_folders(mounts), *mounts]
     writable = ["--tmpfs", "/dev", *_devices(), "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
     read_only = ["--remount-ro", "/dev", "--remount-ro", "/"]
     namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -130,13 +130,13 @@ def command(folder: Path, arguments: tuple[str, ...], hide_weights: bool, info: 
 
 
 def _devices() -> Iterator[str]:
-    """Mount the devices that store nothing; others could hold memory that is not measured."""
+    """Yield arguments that mount devices without storage, as others could hold unmeasured memory."""
     for name in ("/dev/null", "/dev/urandom"):
         yield from ("--dev-bind", name, name)
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the complete environment of a plugin.
+    """Return the environment variables of a plugin's process, with one thread count for all libraries.
 
     OpenBLAS's idle threads would spin for 20 ms after each product, which counts as work between questions.
     """
@@ -147,19 +147,19 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def fresh_user() -> int:
-    """Return a random user id that no other process is likely to have."""
+    """Return a random user id, which probably no other process has."""
     return 200_000 + secrets.randbelow(1_000_000)
 
 
-def _parents(mounts: list[str]) -> Iterator[str]:
-    """Yield the arguments that create the mounts' parent folders, readable by everybody instead of only by root."""
+def _parent_folders(mounts: list[str]) -> Iterator[str]:
+    """Yield arguments that create the mounts' parent folders so that every user can read them."""
     folders = {parent for option in mounts if option.startswith("/") for parent in Path(option).parents}
     for folder in sorted(folders - {Path("/")}):
         yield from ("--perms", "0755", "--dir", str(folder))
 
 
 def _interpreter() -> Iterator[str]:
-    """Yield the mounts of the interpreter, the standard library without installed packages, and system libraries."""
+    """Yield arguments that mount Python, its standard library without installed packages, and system libraries."""
     python = Path(sys.executable).resolve()
     own = {python, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))}
     own |= {path for path in Path(sys.base_prefix, "lib").glob("libpython*") if path.is_file()}
@@ -179,7 +179,7 @@ def _interpreter() -> Iterator[str]:
 
 
 def _packages(hide_weights: bool) -> Iterator[str]:
-    """Yield the mounts of NumPy, safetensors and tilewise without data sets, and without weights if `hide_weights`."""
+    """Yield arguments that mount NumPy, safetensors and tilewise; `hide_weights` leaves out shipped weights."""
     for name in ("numpy", "safetensors", "tilewise_arena"):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
@@ -203,14 +203,14 @@ def _packages(hide_weights: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SandboxedProcess:
-    """A sandbox: the process of bubblewrap, the outer pid of its first process (the supervisor), and standard error."""
+    """A running sandbox: bubblewrap's process, the supervisor's pid outside of it, and standard error."""
 
     process: subprocess.Popen[bytes]
     pid: int
     errors: IO[bytes]
 
     def program_pid(self) -> int:
-        """Return the outer pid of the program, the only child of the supervisor; 0 if it has ended."""
+        """Return the pid, outside of the sandbox, of the program in it; 0 if it has ended."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 if int(path.read_text().rpartition(")")[2].split()[1]) == self.pid:
@@ -268,7 +268,7 @@ def start_process(
 
 @contextmanager
 def _kill_at_exit(pid: int) -> Iterator[None]:
-    """Kill the first process of the sandbox, and thereby all others in it, when the `with` block ends.
+    """Kill the first process of the sandbox, and thereby all processes in it, at the end of the block.
 
     `--die-with-parent` is not enough: Linux clears the parent-death signal of a process that changes its user.
     """
@@ -288,6 +288,6 @@ def _kill_at_exit(pid: int) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def sandbox_cores(threads: int) -> frozenset[int]:
-    """Return the CPU cores for the plugin and the harness: as many as they have threads."""
+    """Return the CPU cores on which plugin and harness run, as many as they have threads."""
     cores = sorted(os.sched_getaffinity(0))
     return frozenset(cores[-threads:])

@@ -45,7 +45,7 @@ _MOST_NAMES, _NAME_BYTES = 256, 1024  # of files in the scratch folder: arbitrar
 
 @dataclass
 class Host:
-    """A plugin in its sandbox, the pipe to it, and its resource usage so far."""
+    """A plugin in its sandbox as the harness sees it: the pipe to it, and its resource usage so far."""
 
     child: bubblewrap.SandboxedProcess
     event: Event
@@ -61,7 +61,7 @@ class Host:
     _empty_scratch: int = 0  # time of the last change of the scratch folder before the plugin was loaded
 
     def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
-        """Return the answer to a question, and the seconds that it took by the clock of this process.
+        """Send a question (input array) to the plugin; return its answer and the seconds it took.
 
         If `watched`, the memory of the plugin is sampled, which takes time; use this for questions that are not timed.
         """
@@ -91,7 +91,7 @@ class Host:
         return wire.decode(content, layout), seconds
 
     def load(self) -> None:
-        """Send the seccomp filter, and wait until the plugin is loaded."""
+        """Send the seccomp filter to the plugin's process, and wait until it has loaded the plugin."""
         asking, answering = self._pipes()
         program = bubblewrap.seccomp_filter()
         start, deadline = time.perf_counter(), self._deadline(_ANSWER_SECONDS)
@@ -110,15 +110,15 @@ class Host:
 
     @staticmethod
     def _all_waiting_ns(pid: int) -> int:
-        """Return the nanoseconds that all threads of a process waited for a core: its first one may wait for them."""
+        """Return the ns that all threads of a process have waited for a core."""
         return sum(waiting_ns(f"{pid}/task/{path.name}") for path in Path(f"/proc/{pid}/task").glob("*"))
 
     def _deadline(self, seconds: float) -> float:
-        """Return the earlier of the end of the run and `seconds` from now, on the monotonic clock."""
+        """Return the monotonic time `seconds` from now, or the end of the whole run if that is earlier."""
         return min(time.monotonic() + seconds, self.deadline)
 
     def _failure(self, error: wire.Ended, seconds: float, waited: float, deadline: float) -> Rejected | TooNoisy:
-        """Return the error to raise for an answer that did not come; `waited` are seconds spent waiting for a core.
+        """Return the exception for an answer that did not arrive; `waited` are seconds spent waiting for a core.
 
         A late answer is the plugin's fault only if the plugin had the machine to itself. If this process itself came
         late to the deadline, the machine was busy or suspended. Our own programs are trusted.
@@ -149,11 +149,11 @@ class Host:
         return ""
 
     def memory_bytes(self, least: int) -> int:
-        """Return the peak memory of the plugin, with the scratch folder.
+        """Return the plugin's peak memory in bytes, including its scratch folder; at least `least`.
 
         Memory that it used between two samples shows in the peak of the resident set. The kernel keeps no such peak of
-        the scratch folder, so all of it counts once a file was created. `least` is what any program needs at least: its
-        weights, a question and an answer.
+        the scratch folder, so all of it counts once a file was created. `least` is what any program needs: its weights,
+        a question and an answer.
         """
         resident, peak = (_status_bytes(self.pid, "status", name) for name in ("VmRSS", "VmHWM"))
         between_samples = _status_bytes(self.pid, "smaps_rollup", "Private_Dirty") + peak - resident
@@ -164,7 +164,7 @@ class Host:
         return max(peak - self.rss_before, self.own, between_samples, least) + scratch
 
     def _watch(self, deadline: float) -> None:
-        """Sample the plugin's memory until it writes something; raises Late at `deadline` (monotonic seconds).
+        """Sample the plugin's memory until it answers; raise Late at `deadline` (monotonic seconds).
 
         The pauses are random, so that no moment of an answer is sure to be unseen.
         """
@@ -174,7 +174,7 @@ class Host:
                 raise wire.Late("it did not answer in time")
 
     def _sample_memory(self) -> None:
-        """Update the peak of private memory, and reject a plugin with too many files."""
+        """Update the peak of the plugin's memory; reject a plugin that has too many files."""
         self.own = max(self.own, _status_bytes(self.pid, "smaps_rollup", "Private_Dirty"))
         with contextlib.suppress(OSError):
             usage = os.statvfs(self._scratch())
@@ -184,11 +184,11 @@ class Host:
                 )
 
     def _scratch(self) -> Path:
-        """Return the path of the scratch folder, seen from outside."""
+        """Return the path, outside of the sandbox, of the plugin's scratch folder."""
         return Path(f"/proc/{self.pid}/root{bubblewrap.SCRATCH}")
 
     def _cpu_time(self) -> float:
-        """Return the CPU seconds of the plugin so far."""
+        """Return the CPU time in seconds that the plugin has used so far."""
         try:
             # Linux encodes the CPU clock of a process (all its threads) in the clock id like this.
             return time.clock_gettime_ns((~self.pid << 3) | 2) * 1e-9
@@ -202,7 +202,7 @@ def _bytes_waiting(descriptor: int) -> int:
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int:
-    """Read a size from a file of /proc; 0 if it is not there."""
+    """Read the size called `name` from a file of /proc/`pid`, in bytes; 0 if it is missing."""
     try:
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(name + ":"):
@@ -236,7 +236,7 @@ class Submitted:
 
     @property
     def size(self) -> int:
-        """Total bytes of all files and their names, because a program's text or a name could contain weights."""
+        """Bytes of all files and their names, either of which could contain weights."""
         beside = sum(len(name.encode()) for name in self.files if name != "plugin.py")
         return beside + sum(len(content) for content in self.files.values())
 
@@ -248,7 +248,7 @@ class Submitted:
             (folder / name).chmod(0o644)
 
     def check_unchanged(self, folder: Path) -> None:
-        """Reject a plugin whose folder has changed."""
+        """Reject the plugin if the files in `folder` differ from those submitted."""
         hashes = {f.name: hashlib.sha256(f.read_bytes()).digest() for f in folder.iterdir()}
         if hashes != {name: hashlib.sha256(content).digest() for name, content in self.files.items()}:
             raise Rejected("changed files", "the plugin's folder is not what was handed in")
@@ -256,7 +256,7 @@ class Submitted:
 
 @contextmanager
 def hosted(role: str, submitted: Submitted, event: Event, threads: int, deadline: float) -> Iterator[Host]:
-    """Run a plugin (or the baseline, or an empty plugin) in a separate sandbox until the `with` block ends.
+    """Run a plugin (or, by `role`, the baseline or an empty plugin) in a sandbox inside the block.
 
     `deadline` is the end of the whole run on the monotonic clock.
     """

@@ -35,7 +35,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
 
 def limit_resources() -> None:
-    """Limit the time, memory, open files and threads of this process; it cannot raise these limits again."""
+    """Set this process's limits on time, memory, open files and threads, which it cannot raise again."""
     limits = {
         resource.RLIMIT_CPU: CPU_SECONDS,
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -51,7 +51,7 @@ def limit_resources() -> None:
 
 
 def drop_root(user: int) -> None:
-    """Change from root to another user without groups, and so without capabilities."""
+    """Change from root to another user without groups and capabilities."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -59,7 +59,7 @@ def drop_root(user: int) -> None:
 
 
 def fork_memory_reference() -> None:
-    """Fork a sleeping process that shares all current memory pages.
+    """Fork a sleeping process that shares all memory pages with this one.
 
     The kernel then counts the pages that the plugin changes or adds as private to it. The plugin can neither free
     earlier memory to lower its count, nor reuse that memory uncounted.
@@ -99,7 +99,7 @@ def load_plugin(role: str, event: str) -> Callable[[Any], Any]:
 
 
 def serve(answer: Callable[[Any], Any], event: str, questions: int, answers: int) -> None:
-    """Answer questions until the pipe closes.
+    """Answer questions over the pipes until they close; `questions` and `answers` are file descriptors.
 
     This loop is minimal: a plugin that used the pipe directly could not be faster.
     """

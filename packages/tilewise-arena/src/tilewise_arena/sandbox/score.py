@@ -41,7 +41,7 @@ _FLOOR_FRACTION = 0.7  # a plugin must take at least this fraction of the time o
 
 @dataclass
 class PluginCall:
-    """One call of the plugin: the inputs, the classes of images, and the index of the question that it repeats."""
+    """One question to a plugin: the inputs, image labels, and the question that it repeats, if any."""
 
     inputs: Array
     labels: Array | None
@@ -51,7 +51,7 @@ class PluginCall:
 
 @dataclass
 class Answers:
-    """Answers by the index of the question, and the seconds of those that count for speed."""
+    """A plugin's answers by question index, and the seconds of those that count for speed."""
 
     outputs: dict[int, Array] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Answers:
 
 
 def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[PluginCall]:
-    """Draw `count` timed questions, some that are not timed, and every fourth timed one again.
+    """Draw `count` timed questions and some that are not timed, and repeat every fourth timed one.
 
     All images are transformed in the same way, the held-out ones too, so that a plugin cannot tell what they are for.
     """
@@ -76,7 +76,7 @@ def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Pl
 
 
 def _batches(event: Event, images: Array, labels: Array, is_timed: bool) -> list[PluginCall]:
-    """Make one question of each batch of images."""
+    """Split images into questions of one batch each."""
     inputs = images.reshape(-1, event.batch, *event.input_shape)
     return [
         PluginCall(*batch, is_timed=is_timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)
@@ -84,7 +84,7 @@ def _batches(event: Event, images: Array, labels: Array, is_timed: bool) -> list
 
 
 def _unpredictable_prompts(event: Event, rng: np.random.Generator, count: int) -> Array:
-    """Draw prompts whose continuation does not end in a loop, which a plugin could repeat without computing it."""
+    """Draw prompts whose continuation does not end in a loop, which needs no computing to repeat."""
     fast = Runner(event, event.model(), OptimizedBackend(), use_cache=True)
     return prompts_without_loops(
         lambda number: event.draw(rng, number), lambda prompt: fast.answer(prompt[None])[0], count
@@ -136,7 +136,7 @@ def _least_memory(event: Event, weight_bytes: int) -> int:
 
 
 def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall], quickest: float) -> None:
-    """Check that the baseline in its sandbox is not much slower than outside; a busy machine can do that too."""
+    """Raise TooNoisy if the baseline was much slower in its sandbox (`quickest` seconds) than it is outside."""
     inputs = [q.inputs for q in questions if q.is_timed]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
     outside = []
@@ -153,7 +153,7 @@ def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall]
 
 
 def _check_floor(reference: Runner, questions: list[PluginCall], ours: Answers, threads: int, deadline: float) -> None:
-    """Reject a plugin that is faster than an empty answer over the same pipe, or than its arithmetic."""
+    """Reject a plugin that is faster than its arithmetic, or than an empty plugin over the same pipe."""
     inputs = [q.inputs for q in questions if q.is_timed]
     with hosted("empty", Submitted({}), reference.event, threads, deadline) as empty:
         seconds = [empty.ask(x)[1] for x in inputs[:40]]
@@ -170,7 +170,7 @@ def _check_floor(reference: Runner, questions: list[PluginCall], ours: Answers, 
 def _ask_interleaved(
     plain: Host, entry: Host, questions: list[PluginCall], rng: np.random.Generator
 ) -> tuple[Answers, Answers]:
-    """Ask both plugins all questions, interleaved in one random order; a coin decides who answers first."""
+    """Ask both plugins all questions in one random order; a coin decides which answers first each time."""
     base, ours = Answers(), Answers()
     for host in (plain, entry):
         host.ask(questions[0].inputs)
@@ -194,7 +194,7 @@ def _ask_interleaved(
 
 
 def _check_answers(event: Event, questions: list[PluginCall], ours: Answers, reference: Runner) -> dict[str, Any]:
-    """Compare an entry's answers with the reference's, and repeated questions with each other; raise Rejected if wrong.
+    """Compare the plugin's answers with the reference's, and repeated questions with each other; reject wrong ones.
 
     Returns the measured quality for the score's record.
     """
@@ -211,9 +211,10 @@ def _check_answers(event: Event, questions: list[PluginCall], ours: Answers, ref
 
 
 def _check_images(event: Event, questions: list[PluginCall], ours: Answers, reference: Runner) -> dict[str, Any]:
-    """Check accuracy on all images, and agreement with the reference's logits.
+    """Reject a plugin with too little accuracy on all images, or agreement with the reference's logits.
 
-    Every question counts, the timed ones too: wrong answers to some of them are lost accuracy like any other.
+    Every question counts, the timed ones too: wrong answers to some of them are lost accuracy like any other. Returns
+    the measured quality.
     """
     for answer in ours.outputs.values():
         check_logits(answer, event.batch)
@@ -234,7 +235,7 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
-    """Return the ratio of the shipped file's bytes to those that the plugin needs, and the latter.
+    """Return the shipped file's bytes divided by those that the plugin needs, and the latter.
 
     Everything that a plugin brings counts, its code too, which could contain weights or a table of answers. A plugin
     without other files can use the shipped weights, so these count as well.
@@ -245,7 +246,7 @@ def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
 
 
 def _check_noise(base: list[float], ours: list[float], settings: Settings) -> Gain:
-    """Return the gain in speed; raise TooNoisy if its interval is too wide. Times are seconds per question."""
+    """Return the gain in speed from seconds per question; raise TooNoisy if its interval is too wide."""
     test = signed_rank_test(np.log(base) - np.log(ours))
     speedup, low, high = (math.exp(v) for v in (test.centre, test.interval.low, test.interval.high))
     if not settings.practice and (high - low) / (2 * speedup) > settings.widest_interval:

@@ -16,7 +16,7 @@ import sys
 
 
 def wait(child: int, harness: int, seconds: float) -> int:
-    """Wait until the child ends, the harness ends or `seconds` have passed; return the exit code for this process."""
+    """Wait until the child or the harness process ends, or `seconds` pass; return this process's exit code."""
     poll = select.poll()
     child_handle = os.pidfd_open(child)
     poll.register(child_handle, select.POLLIN)

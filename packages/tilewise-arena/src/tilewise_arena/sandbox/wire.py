@@ -26,7 +26,7 @@ class Ended(Exception):
 
 
 class Late(Ended):
-    """The other side did not read or answer before the deadline."""
+    """The other side did not read or answer in time."""
 
 
 def question_of(event: Event) -> Layout:
@@ -42,7 +42,7 @@ def answer_of(event: Event) -> Layout:
 
 
 def send(descriptor: int, content: bytes | Array, deadline: float | None = None) -> None:
-    """Write all bytes until `deadline` (monotonic clock); raises Ended if the other side has closed the pipe."""
+    """Write all bytes to a pipe; raise Late at `deadline` (monotonic seconds), Ended if the pipe is closed."""
     view = memoryview(content if isinstance(content, bytes) else content.data).cast("B")
     while view:
         try:
@@ -54,7 +54,7 @@ def send(descriptor: int, content: bytes | Array, deadline: float | None = None)
 
 
 def receive(descriptor: int, count: int, deadline: float | None = None) -> bytes:
-    """Read `count` bytes; raises Late if they have not all arrived at `deadline` (monotonic clock)."""
+    """Read exactly `count` bytes from a pipe; raise Late at `deadline` (monotonic seconds)."""
     content = bytearray()
     while len(content) < count:
         _wait(reading=descriptor, deadline=deadline)
@@ -66,7 +66,7 @@ def receive(descriptor: int, count: int, deadline: float | None = None) -> bytes
 
 
 def _wait(deadline: float | None, reading: int | None = None, writing: int | None = None) -> None:
-    """Wait until a descriptor is ready; raises Late at `deadline`, even if the descriptor is ready then."""
+    """Wait until a file descriptor is ready; raise Late at `deadline`, even if it becomes ready at that moment."""
     seconds = None if deadline is None else deadline - time.monotonic()
     reads, writes = ([] if descriptor is None else [descriptor] for descriptor in (reading, writing))
     if (seconds is not None and seconds <= 0) or not any(select.select(reads, writes, [], seconds)):
@@ -74,6 +74,6 @@ def _wait(deadline: float | None, reading: int | None = None, writing: int | Non
 
 
 def decode(content: bytes, layout: Layout) -> Array:
-    """Return the array that the bytes of a message hold."""
+    """Convert the bytes of a message to an array of this shape and dtype."""
     shape, dtype = layout
     return np.frombuffer(content, dtype).reshape(shape)

@@ -38,7 +38,7 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _teacher(service: Service, request: Request) -> Holder | None:
-    """Return the teacher who is signed in by the request's cookie; None if nobody is."""
+    """Return the teacher whose session cookie the request has; None if there is no valid one."""
     cookie = request.cookies.get(_COOKIE, "")
     if not 0 < len(cookie) <= 100:
         return None
@@ -47,17 +47,17 @@ async def _teacher(service: Service, request: Request) -> Holder | None:
 
 
 def _from_elsewhere(request: Request) -> bool:
-    """Return whether the browser states that another site sent the request; Host may have been changed by a proxy."""
+    """Tell whether the browser says that the request comes from a page of another site."""
     return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 def _form_token(request: Request) -> str:
-    """Return the token against cross-site request forgery for the forms of a session, derived from its cookie."""
+    """Return the CSRF token for the forms of a session, derived from its cookie."""
     return hashlib.sha256(b"form " + request.cookies.get(_COOKIE, "").encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_ours(request: Request, fields: dict[str, str]) -> bool:
-    """Tell whether a form was sent from a page of this site, judged by its token or its origin."""
+    """Tell whether a form was sent from this site, by its CSRF token or its origin."""
     if _from_elsewhere(request):
         return False
     token = fields.get("form", "").encode("utf-8", "replace")
@@ -87,6 +87,7 @@ def _add_session(router: APIRouter, service: Service) -> None:
 
     @router.post("/out")
     async def sign_out(request: Request) -> Response:
+        """End the session and delete its cookie."""
         if _from_elsewhere(request):  # which would end a session in a browser that did not even send its cookie
             return page("login.html", 403, error="This came from another site.")
         if await _teacher(service, request) is not None:
@@ -114,6 +115,7 @@ def _add_overview(router: APIRouter, service: Service) -> None:
 
     @router.get("/backup.jsonl")
     async def backup(request: Request) -> Response:
+        """Return a backup of the board as a download."""
         if await _teacher(service, request) is None:
             return page("login.html", 403, error="Sign in first.")
         lines = (f"{line}\n" for line in backup_lines(board))
@@ -127,7 +129,10 @@ def _download(name: str) -> dict[str, str]:
 async def _overview(
     service: Service, request: Request, sentence: str = "", token: str = "", status: int = 200
 ) -> Response:
-    """Render the overview; the board is verified only on request (?check=1), since that reads all of it."""
+    """Render the teacher's overview page; `sentence` and `token` are the results of an action to show.
+
+    The board is verified only on request (?check=1), since that reads all of it.
+    """
     board = service.board
     links, head = await service.read(board.head)
     open_events = await service.read(board.open_events)
@@ -152,7 +157,7 @@ def _add_actions(router: APIRouter, service: Service) -> None:
 
     @router.post("/do")
     async def do(request: Request) -> Response:
-        """Carry out the action of a form and show the overview with its result."""
+        """Perform the action of a form and show the overview with its result."""
         fields = await form(request)
         teacher = await _teacher(service, request)
         if teacher is None or not _is_ours(request, fields):
@@ -165,7 +170,7 @@ def _add_actions(router: APIRouter, service: Service) -> None:
 
 
 async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple[str, str]:
-    """Carry out what a form of the teacher's page asks for; returns a message, and a new token if one was made."""
+    """Perform the action that a form asks for; return a message, and the token that was created or ""."""
     action = fields.get("action", "")
     if action == "token":
         team = fields.get("team", "").strip()

@@ -26,7 +26,7 @@ _secured = partial(_describe, secured=True)
 
 
 def routes(service: Service, views: Views) -> APIRouter:
-    """Create every route of the API over one board."""
+    """Return the routes of the API."""
     router = APIRouter()
     _add_public(router, service, views)
     _add_teams(router, service)
@@ -68,6 +68,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         filters = (event, division, status, _text(team))
 
         async def make() -> Response:
+            """Render one page of entries."""
             rows = await service.read(board.entries, *filters, sort, limit, offset)
             total = await service.read(board.count, *filters)
             next_offset = offset + len(rows)
@@ -109,7 +110,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/api/head", **_describe(models.Head))
     async def head() -> Any:
-        """Return the number of ledger links and the last hash: note it, and nothing before it can change unnoticed."""
+        """Return the number and hash of the ledger's last link, which proves all earlier ones unchanged."""
         links, last = await service.read(board.head)
         return {"links": links, "hash": last}
 
@@ -199,7 +200,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
 
 async def _change_entry(service: Service, action: str, number: int, by: str, reason: str = "") -> Any:
-    """Apply an administrator's action to entry `number` and describe it; 404 if the entry does not exist."""
+    """Perform an administrator's action on an entry; respond with what was done, or 404."""
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
     return {"done": f"entry {number} is {await service.change_entry(action, number, by, reason)}"}

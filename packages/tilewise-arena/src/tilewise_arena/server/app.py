@@ -40,10 +40,10 @@ def create_app(
     has_truth: bool = False,
     workers: Callable[[], int] | None = None,
 ) -> Limits:
-    """Create the server's application over the board at `where` (a file or a database URL).
+    """Create the ASGI application over the board at `where` (a file or a database URL).
 
-    `rate` is how many requests a second one client may make in the long run; `has_truth` says that the workers have
-    the collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
+    `rate` is how many requests a second one client may make in the long run; `has_truth` says that the workers have the
+    collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
     """
     board = open_board(where, key=key)
     service = Service(board, BoardWriter(board), most_queued, most_stored, has_truth, workers=workers)

@@ -11,7 +11,7 @@ _MAX_BAR = 590  # user units of a bar; the text beside it takes the rest of the 
 
 
 def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Build one bar per step of a recipe: the cumulative speed-up, on a logarithmic scale."""
+    """Return a chart bar for each step of a recipe: the cumulative speed-up on a log scale."""
     speedups = [float(step["speedup"]) for step in steps]
     largest = math.log1p(max([1.0001, *speedups]))
     return [
@@ -26,7 +26,7 @@ def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def history(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Build the chart of an event's records: points over time, each with its entry, and the axis's levels."""
+    """Return the data of a chart of an event's records over time: points, entries and axis levels."""
     scores = [float(record["score"] or 0) for record in records]
     low, high = 0.8 * min(scores, default=0.0), max(scores, default=0.0) * 1.08 or 1.0
 
@@ -43,7 +43,7 @@ def history(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare plain tilewise and an entry in time, memory and file size, as texts and widths of two bars."""
+    """Compare baseline and entry in time, memory and file size: texts and widths of two bars each."""
     figures = result.get("figures", {})
     base, entry = figures.get("baseline", {}), figures.get("entry", {})
     pairs = []

@@ -43,7 +43,7 @@ STATUS = {
 
 
 def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template as a response."""
+    """Render the template `name` with these values as an HTML response."""
     variables = {"events": TinyMLPerf.events(), "status_words": STATUS} | values
     return HTMLResponse(_pages.get_template(name).render(**variables), status)
 
@@ -77,6 +77,8 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/")
     async def front(request: Request) -> Response:
+        """Show the front page with a card for each event."""
+
         async def make() -> Response:
             cards = await service.read(_cards, board)
             return page("front.html", cards=cards, waiting=await service.read(board.waiting))
@@ -117,7 +119,7 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
 
 
 def _board_page(board: Board, event: Event, division: str, team: str, sort: str, at: int) -> HTMLResponse:
-    """Render one page of an event's ranking, from row `at` on, with links to the other pages."""
+    """Render a page of an event's ranking that begins at row `at`, with links to other pages."""
     total = board.count(event.name, division, None, team or None)
     pages = max(-(-total // _ROWS), 1)
     at = min(at, pages)
@@ -129,7 +131,7 @@ def _board_page(board: Board, event: Event, division: str, team: str, sort: str,
 
 
 def _entry_page(entry: dict[str, Any]) -> HTMLResponse:
-    """Render the page of an entry: its recipe (empty while the event is open), results and charts."""
+    """Render an entry's page: recipe (empty while the event is open), results and charts."""
     result = entry["result"] or {}
     pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
     content = entry["recipe"]  # empty while the event is open
@@ -139,7 +141,7 @@ def _entry_page(entry: dict[str, Any]) -> HTMLResponse:
 
 
 def _cards(board: Board) -> list[dict[str, Any]]:
-    """Build the front page's card of each event: record, number of entries, and whether it is open."""
+    """Return, for each event of the front page, its record, number of entries and whether it is open."""
     open_events, cards = board.open_events(), []
     for event in TinyMLPerf.events():
         number = board.record(event.name, "closed")

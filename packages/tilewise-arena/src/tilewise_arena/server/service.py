@@ -35,7 +35,7 @@ MOST_STORED = 256 << 20
 
 @dataclass
 class Service:
-    """The board behind the routes."""
+    """The board as the routes use it: authentication, submissions, reading and writing in threads."""
 
     board: Board
     writer: BoardWriter
@@ -53,11 +53,11 @@ class Service:
         self.pulse = Pulse(self._query_health, self._describe_health)
 
     async def write(self, work: Callable[[BoardTransaction], Any]) -> Any:
-        """Run a function in a transaction of the board, and wait until it is committed."""
+        """Run `work` in a transaction of the board and wait for its commit."""
         return await asyncio.wrap_future(self.writer.put(work))
 
     async def read(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call a function that reads or computes, in a thread."""
+        """Run a function that reads the board or computes, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args, **options))
 
     def _query_health(self) -> asyncio.Future[int]:
@@ -69,14 +69,14 @@ class Service:
         return {"status": "no worker runs" if alive == 0 else "ok", "waiting": waiting, "workers": alive}
 
     def close(self) -> None:
-        """Finish queued writes, stop the threads and close the board."""
+        """Finish queued writes, stop the threads, and close the board."""
         self.writer.close()
         for pool in (self._readers, self._health_thread):
             pool.shutdown(wait=False, cancel_futures=True)
         self.board.close()
 
     async def lookup(self, token: str) -> Holder | None:
-        """Return the owner of a token."""
+        """Return the owner of a token, or None."""
         return await self.read(holder_of, self.board, token)
 
     async def holder(self, request: Request) -> Holder:
@@ -102,14 +102,14 @@ class Service:
         return {**entry, "recipe": {}, "result": result}
 
     async def admin(self, request: Request) -> Holder:
-        """Return the holder of the request's token; raise Rejected unless it is the teacher's."""
+        """Return the owner of the request's token; raise Rejected unless it is a teacher's."""
         holder = await self.holder(request)
         if not holder.is_admin:
             raise Rejected("team", "this needs the teacher's token; a team's is not enough")
         return holder
 
     async def change_entry(self, action: str, number: int, by: str, reason: str = "") -> str:
-        """Disqualify an entry, reinstate it or have it run again, and return what was done."""
+        """Disqualify, reinstate or rerun an entry (`action`); return a sentence about it."""
         actions: dict[str, tuple[str, Callable[[BoardTransaction], None]]] = {
             "disqualify": ("disqualified", lambda transaction: transaction.disqualify(number, reason, by)),
             "rerun": ("queued for another run", lambda transaction: transaction.requeue(number, by)),
@@ -122,7 +122,7 @@ class Service:
         return done
 
     async def body(self, request: Request, model: type[BaseModel]) -> Any:
-        """Parse the JSON of a request, with a limit on its depth, and validate it as `model`."""
+        """Parse and validate the JSON body of a request as `model`, with a limit on its nesting."""
         text = await read_json_text(request)
         async with self._parsing:
             content = await self.read(parse_json, text, MAX_BODY_BYTES)
@@ -153,7 +153,7 @@ class Service:
         return receipt
 
     def _check_room(self, transaction: BoardTransaction, team: str, recipe: Recipe, more_bytes: int) -> None:
-        """Reject an entry of a team with too many entries waiting or today, or too many bytes stored."""
+        """Reject an entry of a team that has too many waiting entries, entries today, or stored bytes."""
         if transaction.stored_by(team) + more_bytes > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"
             raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")

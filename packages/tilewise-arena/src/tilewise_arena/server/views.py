@@ -20,7 +20,7 @@ _MOST_KEPT = 128
 
 
 class Views:
-    """A cache of rendered pages for the current state of the board, by address."""
+    """Cache of rendered pages by address, valid until the board changes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -28,7 +28,7 @@ class Views:
         self._making = asyncio.Lock()
 
     async def show(self, request: Request, what: object, make: Callable[[], Awaitable[Response]]) -> Response:
-        """Return `make()`, or its cached result if the board has not changed; `what` identifies the view."""
+        """Return the response of `make()` from the cache or anew; `what` identifies it besides the address."""
         _, head = await self._service.read(self._service.board.head)
         name = f"{head} {request.url.path} {what!r}"
         tag = f'"{hashlib.sha256(name.encode()).hexdigest()[:32]}"'
@@ -43,7 +43,7 @@ class Views:
         return Response(answer.body, answer.status_code, dict(answer.headers))
 
     async def _make(self, tag: str, make: Callable[[], Awaitable[Response]]) -> None:
-        """Render a page and cache it under its ETag; drop the oldest pages over the limit."""
+        """Render a page and cache it under an ETag; the oldest pages are dropped beyond the limit."""
         answer = await make()
         answer.headers["ETag"] = tag
         answer.headers["Cache-Control"] = "no-cache"

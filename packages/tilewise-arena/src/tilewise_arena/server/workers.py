@@ -35,7 +35,7 @@ _SECONDS_TO_END = 2.0
 
 @dataclass
 class WorkerProcess:
-    """One place for a measuring process, and the process in it."""
+    """A worker process, with the number of earlier ones that died in its place."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -45,7 +45,7 @@ class WorkerProcess:
 
 
 class Workers:
-    """`count` worker processes over one board, watched by a thread."""
+    """Runs `count` worker processes over one board, and restarts those that die."""
 
     def __init__(self, count: int, where: str, threads: int, settings: Mapping[str, Any], key: Path | None) -> None:
         self._where, self._key = where, key
@@ -60,7 +60,7 @@ class Workers:
         return sum(worker.process.poll() is None for worker in self._workers)
 
     def close(self) -> None:
-        """Stop all workers: ask them to end, then kill those that remain."""
+        """Ask all workers to stop, and kill those that do not."""
         self._ending.set()
         self._thread.join(5)
         for worker in self._workers:
@@ -74,7 +74,7 @@ class Workers:
             self._put_back(worker.name)
 
     def _start(self, deaths: int) -> WorkerProcess:
-        """Start a worker process on its cores; `deaths` counts those that ended in its place before."""
+        """Start a worker process on its cores; `deaths` counts its predecessors that died."""
         name = new_name()
         command = [sys.executable, "-m", *MODULE, *self._words, name]
         process = subprocess.Popen(command, start_new_session=True, env=os.environ | child_environment())
@@ -91,7 +91,7 @@ class Workers:
                     self._restart(index, worker)
 
     def _restart(self, index: int, dead: WorkerProcess) -> None:
-        """Release the jobs of a dead worker and start another, after a growing pause if it died early."""
+        """Release a dead worker's jobs and start another, after a growing pause if it died early."""
         now = time.monotonic()
         if not dead.again_at:
             log.warning("worker %s ended with code %s", dead.name, dead.process.returncode)
@@ -119,7 +119,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def share_cores(count: int) -> Sequence[int] | None:
-    """Pin this process to one core and return the others; None if there are fewer than `count`."""
+    """Pin this process to one core and return the others; None if there are fewer than `count` others."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     mine, *others = sorted(os.sched_getaffinity(0))

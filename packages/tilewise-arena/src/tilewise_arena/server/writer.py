@@ -21,7 +21,7 @@ _MAX_WAITING = 5000  # requests; arbitrary
 
 
 class BoardWriter:
-    """A thread that commits changes to the board; any thread may submit them."""
+    """A thread that commits queued changes to the board, several in one transaction."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -30,7 +30,7 @@ class BoardWriter:
         self._thread.start()
 
     def put(self, work: Change) -> Future[Any]:
-        """Queue a call of `work(transaction)`; the future is done when its changes are committed."""
+        """Queue `work(transaction)`; the future completes when its changes are committed."""
         future: Future[Any] = Future()
         try:
             self._waiting.put_nowait((work, future))
@@ -39,12 +39,12 @@ class BoardWriter:
         return future
 
     def close(self) -> None:
-        """Commit what is queued and end the thread; wait at most 10 seconds for it."""
+        """Commit what is queued and stop the thread; waits at most 10 seconds."""
         self._waiting.put(None)
         self._thread.join(10)
 
     def _run(self) -> None:
-        """Commit batches of requests until `close`; the thread's function."""
+        """Commit batches of changes until `close` is called (thread target)."""
         while True:
             batch = self._gather()
             if batch is None:
@@ -52,7 +52,7 @@ class BoardWriter:
             self._commit(batch)
 
     def _gather(self) -> list[tuple[Change, Future[Any]]] | None:
-        """Wait for a request; return it with all others that wait by then. None after `close`."""
+        """Wait for a change; return it with all others queued by then, or None after `close`."""
         first = self._waiting.get()
         if first is None:
             return None
@@ -69,7 +69,7 @@ class BoardWriter:
         return batch
 
     def _commit(self, batch: list[tuple[Change, Future[Any]]]) -> None:
-        """Carry out a batch in one transaction; a rejected request does not affect the others."""
+        """Commit a batch of changes in one transaction; one that is rejected does not affect the others."""
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             with self._board.write() as transaction:

@@ -75,7 +75,7 @@ def on_ray(
 
 @contextlib.contextmanager
 def _reporting(as_json: bool) -> Iterator[Report]:
-    """Choose how events are printed: as JSON, as plain lines, or as a live table on a terminal."""
+    """Yield the function that prints events: as JSON, as plain lines, or as a live table on a terminal."""
     if as_json:
         yield lambda event, status: typer.echo(json.dumps(event))
     elif not sys.stderr.isatty():

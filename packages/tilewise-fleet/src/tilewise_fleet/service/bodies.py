@@ -19,19 +19,19 @@ _KEY, _PLACEHOLDER = b'"configs"', -1  # the value that replaces a cached list i
 
 
 class KnownList(list[Any]):
-    """A list of configurations that may come again, and what the service makes of it."""
+    """A parsed list of configurations, with what the service derived from it at an earlier request."""
 
     entry: tuple[int, Any] | None = None  # its number, and the configurations
 
 
 class ListCache:
-    """A JSON parser that caches lists of configurations by their bytes."""
+    """JSON parser that caches the lists of configurations in request bodies by their bytes."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[bytes, KnownList] = OrderedDict()
 
     def parse(self, content: bytes) -> dict[str, Any]:
-        """Parse a body; a list of configurations that was parsed before is returned as the same object."""
+        """Parse a request's body; an equal list of configurations is returned as the same object."""
         # The quoted key can only be a complete JSON string, because quotes inside a string have a backslash. If it
         # occurs once, and the placeholder is parsed as its value, then the replaced text was exactly that value.
         begin, end = _find_list(content)
@@ -54,7 +54,7 @@ class ListCache:
 
 
 def _parse_value(text: bytes) -> Any:
-    """Parse bytes as one JSON value; None if they are not a complete value."""
+    """Parse bytes as a single JSON value; None if they are not exactly one."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -62,7 +62,7 @@ def _parse_value(text: bytes) -> Any:
 
 
 def _find_list(content: bytes) -> tuple[int, int]:
-    """Find the list of configurations in a JSON body; returns where it starts and ends, or (0, 0) if unclear."""
+    """Return (start, end) of the list of configurations in a JSON body; (0, 0) if it is not clear."""
     key = content.find(_KEY)
     begin = content.find(b"[", key)
     if key < 0 or begin < 0 or content[key + len(_KEY) : begin].strip() != b":" or content.find(_KEY, begin) >= 0:

@@ -28,23 +28,25 @@ _MAX_FLOPS = 2e16  # per second, about ten times the peak of an H200 with FP8
 
 
 def parse_device(content: Any) -> tuple[Machine, Mapping[str, Any]]:
-    """Parse the device of a request; returns the machine, and the whole object for optional fields."""
-    facts = _object(content, "device")
+    """Parse the `device` of a request; return the machine, and the JSON object for optional fields."""
+    facts = _checked_object(content, "device")
     kind, identity = facts.get("kind"), facts.get("identity")
     if kind not in KINDS:
         raise Rejected("schema", f"device.kind is one of {', '.join(KINDS)}")
     if not isinstance(identity, str) or not 0 < len(identity) <= 120 or not identity.isprintable():
         raise Rejected("schema", "device.identity is the machine's name, a text of at most 120 printable characters")
     details = facts.get("details", {})
-    valid = {name: value for name, value in _object(details, "device.details").items() if _is_detail(name, value)}
+    valid = {
+        name: value for name, value in _checked_object(details, "device.details").items() if _is_detail(name, value)
+    }
     if len(valid) != len(details):
         raise Rejected("schema", "device.details holds at most 64 short texts and numbers")
     return Machine(str(kind), identity, {"name": identity, **valid}), facts
 
 
 def parse_features(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Parse the machine's feature columns for the cost model; a device may leave them out."""
-    features = _object(facts.get("features", {}), "device.features")
+    """Return the machine's feature columns in a device's JSON object; {} if it has none."""
+    features = _checked_object(facts.get("features", {}), "device.features")
     valid = all(_is_integer(value) and _NAME.fullmatch(name) for name, value in features.items())
     if len(features) > MAX_FIELDS or not valid:
         raise Rejected("schema", "device.features is a table of whole numbers")
@@ -53,7 +55,7 @@ def parse_features(facts: Mapping[str, Any]) -> dict[str, int]:
 
 def parse_problem(content: Any) -> Problem:
     """Parse a problem from JSON: its family, and sizes and short words by name."""
-    values = _object(content, "a problem")
+    values = _checked_object(content, "a problem")
     if not isinstance(values.get("family"), str):
         raise Rejected("schema", 'a problem is an object with a "family"')
     if len(values) > MAX_FIELDS:
@@ -74,7 +76,7 @@ def parse_configs(content: Any) -> tuple[Config, ...]:
 
 def parse_config(content: Any) -> Config:
     """Parse a configuration: an object of integers."""
-    values = _object(content, "a configuration")
+    values = _checked_object(content, "a configuration")
     if not 0 < len(values) <= MAX_FIELDS:
         raise Rejected("schema", f"a configuration has one to {MAX_FIELDS} settings")
     for name, value in values.items():
@@ -84,14 +86,14 @@ def parse_config(content: Any) -> Config:
 
 
 def parse_uid(content: Any) -> str:
-    """Parse the unique name of a batch of measurements."""
+    """Parse a batch's unique name, chosen by its sender."""
     if not isinstance(content, str) or not _UID.fullmatch(content):
         raise Rejected("schema", "uid is the unique name of a batch: 8 to 80 letters and digits, chosen by the sender")
     return content
 
 
 def parse_runtime(content: Any, problem: Problem, name: str) -> float:
-    """Parse a runtime in ns; reject one that is too short for the problem's work; `name` is used in the message."""
+    """Parse a runtime in ns, the field `name`; reject one that is too short for the problem's work."""
     if isinstance(content, bool) or not isinstance(content, int | float) or not math.isfinite(content):
         raise Rejected("runtime", f"{name} is a number of nanoseconds")
     if not _MIN_NS <= content <= _MAX_NS:
@@ -105,13 +107,13 @@ def parse_runtime(content: Any, problem: Problem, name: str) -> float:
 
 
 def check_ratio(runtime_ns: float, default_ns: float) -> None:
-    """Reject a runtime that is implausible compared with that of the default configuration."""
+    """Reject a runtime whose ratio to the default configuration's is implausible."""
     if not 1 / _MAX_RATIO < runtime_ns / default_ns < _MAX_RATIO:
         raise Rejected("runtime", f"a runtime {runtime_ns / default_ns:.3g} times the default's is implausible")
 
 
 def parse_list(content: Any, name: str, limit: int) -> Sequence[Any]:
-    """Return the value if it is a list of one to `limit` items; reject the request otherwise."""
+    """Return `content` if it is a list of 1 to `limit` items; otherwise reject the request, naming the field."""
     if not isinstance(content, list) or not 0 < len(content) <= limit:
         raise Rejected("schema", f"{name} is a list of one to {limit}")
     return content
@@ -125,8 +127,8 @@ def _operations(problem: Problem) -> float:
     return 2.0 * problem.size("m") * problem.size("n") * problem.size("k") * (batch if isinstance(batch, int) else 1)
 
 
-def _object(content: Any, name: str) -> Mapping[str, Any]:
-    """Return the content if it is a JSON object; reject the request otherwise, calling it `name`."""
+def _checked_object(content: Any, name: str) -> Mapping[str, Any]:
+    """Return `content` if it is a JSON object; otherwise reject the request, naming the field."""
     if not isinstance(content, dict):
         raise Rejected("schema", f"{name} is an object")
     return content

@@ -40,7 +40,7 @@ REFRESH_SECONDS = 5.0  # age after which a cached problem is read again from the
 
 @dataclass(frozen=True)
 class MeasuredRuntimes:
-    """The measurements of one problem in the store."""
+    """Measured runtimes of one problem, and whether all of its configurations were measured."""
 
     runtime_ns: Mapping[Config, float]
     default_ns: float | None
@@ -49,7 +49,7 @@ class MeasuredRuntimes:
 
 @dataclass(frozen=True)
 class EncodedChoice:
-    """A choice as JSON, and the fields of it that the service itself needs."""
+    """A response's choice as JSON text, with the fields that the service itself needs."""
 
     text: bytes
     source: str
@@ -79,7 +79,7 @@ class ChoiceQuery:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of the cached problem."""
+        """Key of the problem in the cache."""
         return self.machine.partition, self.problem.key
 
 
@@ -108,7 +108,7 @@ def read_runtimes(store: Store, machine: Machine, problem: Problem) -> MeasuredR
 
 
 class ChoiceCache:
-    """Cached problems, lists of configurations and cost models. Only the thread of the event loop uses it."""
+    """Caches measured problems, lists of configurations and cost models; used by the event loop's thread only."""
 
     def __init__(self, max_problems: int = _MAX_PROBLEMS) -> None:
         self.problems: OrderedDict[tuple[str, str], CachedProblem] = OrderedDict()
@@ -118,7 +118,7 @@ class ChoiceCache:
         self._models: dict[tuple[Any, ...], ModelScores | None] = {}
 
     def configs(self, content: Any, machine: Machine, problem: Problem, facts: Mapping[str, Any]) -> tuple[int, Any]:
-        """Return the number of a list of configurations, and the list; equal lists have the same number.
+        """Return the list of configurations of a request, and a number that equal lists share.
 
         A request without a list means all configurations of the problem's family.
         """
@@ -145,10 +145,10 @@ class ChoiceCache:
         return self._count, configs
 
     def _family_list(self, machine: Machine, problem: Problem, facts: Mapping[str, Any]) -> tuple[int, Any]:
-        """Return all configurations of a family that fit the device's shared memory.
+        """Return all configurations of the problem's family that fit the device's shared memory, with their number.
 
-        The list is empty, which means the measured configurations, for a CPU, where they depend on the instruction
-        set, and for the templates of a compiler, which depend on its version.
+        The list is empty, which means the measured configurations, for a CPU, where they depend on the instruction set,
+        and for the templates of a compiler, which depend on its version.
         """
         if machine.kind == "cpu" or problem.family == COMPILER:
             return 0, ()
@@ -177,7 +177,7 @@ class ChoiceCache:
         return self.problems.get(query.key)
 
     def update(self, query: ChoiceQuery, runtimes: MeasuredRuntimes | None) -> CachedProblem:
-        """Cache the measurements of a problem that were just read from the store."""
+        """Cache a problem's measurements, just read from the store, and return the entry."""
         now = time.monotonic()
         entry = self.problems.get(query.key)
         if entry is None:
@@ -191,13 +191,13 @@ class ChoiceCache:
         return entry
 
     def invalidate(self, machine: Machine, problem: Problem) -> None:
-        """Make the next query for a problem read the store first, because the problem was measured."""
+        """Make the next query about a problem read the store, which has new measurements of it."""
         entry = self.problems.get((machine.partition, problem.key))
         if entry is not None:
             entry.expires = -1.0
 
     def choose(self, query: ChoiceQuery, entry: CachedProblem) -> EncodedChoice:
-        """Return the choice for a query as encoded JSON, from the cache if possible."""
+        """Return the choice for a query as JSON, cached per problem and list of configurations."""
         choice = entry.choices.get(query.number)
         if choice is None:
             choice = self._decide(query, entry.runtimes)
@@ -207,7 +207,7 @@ class ChoiceCache:
         return choice
 
     def reason_to_measure(self, query: ChoiceQuery, entry: CachedProblem, choice: EncodedChoice) -> str | None:
-        """Say why a problem should be queued for measuring; None if it should not, or already is."""
+        """Return why a problem should be queued for measuring; None if it should not or is."""
         if entry.queued or entry.runtimes is not None or len(query.configs) < 2:
             return None
         if choice.confidence is None or choice.confidence < LOW_CONFIDENCE:
@@ -215,7 +215,7 @@ class ChoiceCache:
         return "popular" if entry.requests >= POPULAR_REQUESTS else None
 
     def _decide(self, query: ChoiceQuery, runtimes: MeasuredRuntimes | None) -> EncodedChoice:
-        """Choose the fastest measured candidate, or the model's choice, or the default (the first candidate)."""
+        """Choose the fastest measured configuration, else the model's choice, else the default (the first)."""
         configs, times = query.configs, {} if runtimes is None else runtimes.runtime_ns
         candidates = [(times[config], config) for config in configs or times if config in times] if times else []
         scores, model = self._score(query)
@@ -241,7 +241,7 @@ class ChoiceCache:
         return None if probability is None else round(probability, 3)
 
     def _score(self, query: ChoiceQuery) -> tuple[Any, ModelScores | None]:
-        """Score the candidates with the cost model of the device; (None, None) if it cannot score them."""
+        """Return the scores of a query's configurations, and the model; (None, None) if there is none."""
         if len(query.configs) < 2:
             return None, None
         model = self._model(query)
@@ -289,7 +289,7 @@ def _encode(
 
 
 def measurable_problems(kind: str, problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems that the fleet can run: complete descriptions of problems of a shipped family."""
+    """Return those of the problems that the fleet can measure: complete, and of a shipped family."""
     measurable = []
     for problem in problems:
         try:

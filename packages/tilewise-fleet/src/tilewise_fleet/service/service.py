@@ -46,7 +46,7 @@ _QUEUED_PER_HOUR = 500.0  # problems that one token may queue; arbitrary, a mach
 
 
 class Meters:
-    """Metrics for Prometheus."""
+    """Prometheus metrics of the service."""
 
     def __init__(self) -> None:
         """Create the metrics in their own registry."""
@@ -64,7 +64,7 @@ class Meters:
 
 
 class ChoiceService:
-    """The functions behind the routes."""
+    """The work behind the HTTP routes: choices from cache and store, and new measurements."""
 
     def __init__(self, where: str, rate: float, tokens: bool) -> None:
         self.store_thread, self.cache, self.meters = StoreThread(where), ChoiceCache(), Meters()
@@ -77,7 +77,7 @@ class ChoiceService:
         self._to_queue: list[_QueueItem] = []
 
     async def from_store(self, work: Any) -> Any:
-        """Run a function on the store's thread, and wait for its result."""
+        """Run a function on the store's thread and wait for its result."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self.store_thread.submit(work)), _STORE_SECONDS)
         except TimeoutError:
@@ -90,7 +90,7 @@ class ChoiceService:
         return {"status": "ok", "store": self.store_thread.name, "waiting": self.store_thread.backlog}
 
     async def choose(self, request: Request) -> bytes:
-        """Return the choices for the problems of a request, as JSON.
+        """Answer a request for choices: return the JSON of a configuration for each of its problems.
 
         Only requests with a token can queue problems for the fleet, and count for how often a problem is requested.
         """
@@ -107,7 +107,7 @@ class ChoiceService:
         return b'{"choices": [%s]}' % b", ".join(choices)
 
     def _parse_queries(self, content: Mapping[str, Any]) -> list[ChoiceQuery]:
-        """Parse and check the body of a request for choices, one query per problem."""
+        """Parse a request for choices into one query per problem; raise if it is invalid."""
         unknown = content.keys() - {"device", "problem", "problems", "configs"}
         if unknown:
             raise Rejected(
@@ -126,7 +126,7 @@ class ChoiceService:
         return queries
 
     async def _cached_problems(self, queries: Sequence[ChoiceQuery]) -> list[CachedProblem]:
-        """Return the cache entry of each query; all entries that are missing are read from the store at once."""
+        """Return the cache entry of each query; missing ones are read from the store together."""
         entries = {query: self.cache.lookup(query) for query in queries}
         missing = [query for query, entry in entries.items() if entry is None or entry.expires < 0]
         if missing:
@@ -140,7 +140,7 @@ class ChoiceService:
         return [entry for entry in entries.values() if entry is not None]
 
     def _choose_one(self, query: ChoiceQuery, entry: CachedProblem, owner: TokenOwner | None) -> EncodedChoice:
-        """Choose a configuration, and queue the problem for the fleet if it should be measured."""
+        """Choose a configuration for a query, and queue its problem if it should be measured."""
         choice = self.cache.choose(query, entry)
         self.meters.choices[choice.source].inc()
         if owner is not None and owner.may_write(query.machine.partition):
@@ -151,7 +151,7 @@ class ChoiceService:
         return choice
 
     def _refresh(self, query: ChoiceQuery, entry: CachedProblem) -> None:
-        """Read an expired entry from the store in the background; the current request uses the old one."""
+        """Read an expired cache entry again in the background; the current request uses the old one."""
         entry.expires = time.monotonic() + _STORE_SECONDS
         loop = asyncio.get_running_loop()
 
@@ -180,14 +180,14 @@ class ChoiceService:
         self._to_queue.append((query.machine, query.problem, -1.0 / entry.requests, why))
 
     def _write_queue(self) -> None:
-        """Write the kernels waiting to be measured into the store's queue; drop them if the store is overloaded."""
+        """Write the problems gathered by `_queue` to the store; drop them if it is overloaded."""
         items, self._to_queue = self._to_queue, []
         if items:
             with contextlib.suppress(UnavailableError):
-                self.store_thread.submit(lambda store: _plan(store, items))
+                self.store_thread.submit(lambda store: _queue_problems(store, items))
 
     def close(self) -> None:
-        """Write the problems that wait to be queued, and close the store."""
+        """Write the problems that wait to be queued, then close the store."""
         self._write_queue()
         self.store_thread.close()
 
@@ -215,7 +215,7 @@ class ChoiceService:
         return JSONResponse({"batches": len(batches), "timings": timings}, 201)
 
     def _add(self, store: Store, machine: Machine, owner: TokenOwner, batches: list[_Batch]) -> None:
-        """Add batches to the store, in the run of this token and machine; called on the store's thread."""
+        """Add batches to the run of this machine and token; runs on the store's thread."""
         key = (owner.id, json.dumps([machine.kind, machine.identity, dict(machine.details)], sort_keys=True))
         if key not in self._runs:
             self._runs[key] = store.begin(machine, 0, {"service": True, "token": owner.id})
@@ -224,7 +224,7 @@ class ChoiceService:
             store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{owner.id}/{uid}")
 
     def refuse(self, error: TilewiseError) -> Response:
-        """Translate an error into a response, and count it."""
+        """Convert an error to a response, and count it in the metrics."""
         self.meters.rejections.labels(getattr(error, "code", "") or "refused").inc()
         return error_response(error)
 
@@ -275,8 +275,8 @@ def _parse_batch(content: Any) -> _Batch:
     return uid, problem, default_ns, timings
 
 
-def _plan(store: Store, items: Sequence[_QueueItem]) -> None:
-    """Add problems to the store's queue; called on the store's thread. A SQLite file takes one kind of machine only."""
+def _queue_problems(store: Store, items: Sequence[_QueueItem]) -> None:
+    """Add problems to the store's queue, on the store's thread; a SQLite file accepts one kind of machine."""
     partitions = None if store.shared else store.partitions()
     groups: dict[tuple[str, float, str], tuple[Machine, list[Kernel]]] = {}
     for machine, problem, priority, why in items:

@@ -25,10 +25,10 @@ _OPEN_SECONDS, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 300.0, 0.5, 15.0
 
 
 class StoreThread:
-    """Executes functions on the store, in the order in which any thread submits them."""
+    """A thread that owns the store and runs submitted functions on it, in order."""
 
     def __init__(self, where: str) -> None:
-        """Start the thread and wait until the store is open; raises the error that kept it from opening."""
+        """Start the thread and wait until the store is open; raise the error if it cannot be opened."""
         self.where = where
         self._requests: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue(_MAX_BACKLOG)
         self._store_name: Future[str] = Future()
@@ -37,7 +37,7 @@ class StoreThread:
         self.name = self._store_name.result()
 
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
-        """Have the thread call `work(store)`; the future is done when its changes are committed."""
+        """Queue `work(store)` for the thread; the future completes when its changes are committed."""
         future: Future[T] = Future()
         try:
             self._requests.put_nowait((work, future))
@@ -47,16 +47,16 @@ class StoreThread:
 
     @property
     def backlog(self) -> int:
-        """Number of requests that wait."""
+        """Number of queued functions."""
         return self._requests.qsize()
 
     def close(self) -> None:
-        """Finish the waiting requests, and close the store."""
+        """Run what is queued, then close the store."""
         self._requests.put(None)
         self._thread.join(30)
 
     def _run(self) -> None:
-        """Open the store and execute requests until `close` is called; a failed request does not end the thread."""
+        """Open the store and run queued functions until `close` (thread target); failures do not end it."""
         try:
             store = _open_store(self.where)
         except BaseException as error:
@@ -77,7 +77,7 @@ class StoreThread:
 
 
 def _open_store(where: str) -> Store:
-    """Open a store; if it is on a database server, wait for the server with exponential backoff."""
+    """Open a store; wait for a database server that does not answer yet, with exponential backoff."""
     deadline, pause = time.monotonic() + _OPEN_SECONDS, _FIRST_PAUSE_SECONDS
     while True:
         try:

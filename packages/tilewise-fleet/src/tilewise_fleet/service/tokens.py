@@ -15,13 +15,13 @@ ANY_MACHINE = "*"
 
 @dataclass(frozen=True)
 class TokenOwner:
-    """The machine that may use a token, as `store info` names it, or `*` for every machine."""
+    """Public name of a token and the machine (store partition, or `*` for any) that may use it."""
 
     id: str
     machine: str
 
     def may_write(self, partition: str) -> bool:
-        """Return whether the token may add measurements of a machine (a partition of the store)."""
+        """Tell whether the token may add measurements to a partition of the store."""
         return self.machine in (ANY_MACHINE, partition)
 
 
@@ -40,7 +40,7 @@ def create_token(store: Store, machine: str = ANY_MACHINE) -> str:
 
 
 def revoke_token(store: Store, identifier: str) -> None:
-    """Revoke a token, named by itself or by its public name (the part between the first two underscores)."""
+    """Revoke a token, given itself or its public name (the part between the first two underscores)."""
     values = {"id": public_name(identifier), "now": time.time()}
     query = "UPDATE token SET revoked = :now WHERE id = :id AND revoked IS NULL"
     if not store.database.write(lambda transaction: transaction.execute(query, values)):
