@@ -46,7 +46,7 @@ def calibrate(
 
 
 def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path | None, seed: int) -> dict[str, Any]:
-    """Calibrate with a progress display; after Ctrl-C, report how far it came and exit with code 130."""
+    """Calibrate with a progress display; after Ctrl-C, report the kernels tuned so far and exit with code 130."""
     from tilewise.tune.choose.calibrate import calibrate
 
     problems = None if shapes is None else _problems(shapes)
@@ -83,7 +83,7 @@ def _log_every_twentieth(done: int, total: int | None, text: str) -> None:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    """Print a calibration's report: a table of kernel families and a summary."""
+    """Print the result of a calibration: a table of kernel families and a summary."""
     headings = ("kernels", "threads", "tuned", "replaced", "default", "chosen", "worst", "best")
     counts, ratios = ("family", "threads", "kernels", "replaced"), ("speedup", "worst", "best")
     rows = [

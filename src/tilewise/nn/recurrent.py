@@ -49,10 +49,7 @@ def step(
 
 
 def input_bias(kind: str, bias: Any, size: int, join: Callable[[list[Any]], Any]) -> Any:
-    """Return the part (gates · H) of both biases (2 · gates · H) that can be added to the input's products.
-
-    `join` concatenates arrays or tensors; `size` is H.
-    """
+    """Return the part of both biases (gates · H) that can be added to the input's products; `size` is H."""
     gates = GATES[kind] * size
     before, hidden = bias[:gates], bias[gates:]
     # The hidden bias of a GRU's candidate is inside the reset gate; all others add to the input's.

@@ -119,10 +119,7 @@ class SelfPlanner:
             return state if key in state.calls else None
 
     def _is_worth_planning(self, state: _Planned, key: InputKey) -> bool:
-        """Tell whether to compile for this input shape now.
-
-        If many shapes came only once, wait until it comes again.
-        """
+        """Tell whether to compile for this input shape now, or to wait until it comes again."""
         if key in state.calls or sum(count < 2 for count in state.calls.values()) < _MAX_UNUSED:
             return True
         if len(self._sightings) > 8 * _MAX_SHAPES:
@@ -131,10 +128,7 @@ class SelfPlanner:
         return self._sightings[key] > 1
 
     def _retire(self, state: _Planned) -> None:
-        """Discard the plans of a module whose weights have changed.
-
-        The next plans come later if these were little used.
-        """
+        """Discard the plans of a module that changed; if they were little used, plan again later."""
         if sum(state.calls.values()) >= _WORTH:
             self._last_pause = 1
         self._state, self._doubt = None, "its weights or attributes changed"

@@ -79,10 +79,7 @@ class TunedTable:
         return tiles
 
     def _product_tiles(self, key: Key, by_threads: dict[int, TileConfig]) -> dict[int, TileConfig | None]:
-        """Return a product's tile (None: the default) for every thread count, from the tuned counts (latest last).
-
-        Results must not depend on the thread count: a tile that changes how the sum over k is split applies to all.
-        """
+        """Return a product's tile (None: default) per thread count; one that changes how K is summed is for all."""
         last = next(reversed(by_threads.values()))
         depth = _effective_depth(last, key)
         # Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned.
