@@ -38,7 +38,7 @@ class Browser:
         assert program is not None
         self._profile = tempfile.TemporaryDirectory(prefix="tilewise-chromium-", ignore_cleanup_errors=True)
         to_read, self._write = os.pipe()
-        self._read, to_write = os.pipe()
+        self._input, to_write = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         flags += ["--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "--no-first-run", "about:blank"]
         shell = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'
@@ -61,7 +61,7 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._read)
+        os.close(self._input)
         os.close(self._write)
         self._profile.cleanup()
 
@@ -88,8 +88,10 @@ class Browser:
     def _next(self, timeout: float) -> dict[str, Any]:
         end = time.monotonic() + timeout
         while b"\0" not in self._buffer:
-            assert select.select([self._read], [], [], max(end - time.monotonic(), 0))[0], "the browser does not answer"
-            self._buffer += os.read(self._read, 1 << 20)
+            assert select.select([self._input], [], [], max(end - time.monotonic(), 0))[0], (
+                "the browser does not answer"
+            )
+            self._buffer += os.read(self._input, 1 << 20)
         line, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(line)
         if message.get("method") == "Network.requestWillBeSent":

@@ -58,11 +58,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("read", [open_input, read_input, read_text_input, read_json_input])
-def test_what_is_not_a_file_of_a_sensible_size_is_one_sentence(tmp_path, name, read):
+@pytest.mark.parametrize("reader", [open_input, read_input, read_text_input, read_json_input])
+def test_what_is_not_a_file_of_a_sensible_size_is_one_sentence(tmp_path, name, reader):
     path = HOSTILE[name](tmp_path)
     with pytest.raises(TilewiseError) as caught:
-        read(path, LIMIT)
+        reader(path, LIMIT)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
@@ -133,7 +133,7 @@ def test_threads_may_open_while_others_are_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"12345")
     failures: list[BaseException] = []
 
-    def read() -> None:
+    def read_repeatedly() -> None:
         try:
             for _ in range(200):
                 assert read_input(tmp_path / "x", 5) == b"12345"
@@ -142,7 +142,7 @@ def test_threads_may_open_while_others_are_refused(tmp_path):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
+    threads = [threading.Thread(target=read_repeatedly) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -96,12 +96,12 @@ def test_the_version_names_kernels_and_machine():
 
 
 SDIST = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["sdist"]
-NAMED = [pattern.removeprefix("!/") for pattern in SDIST["exclude"][1:]]
+SDIST_FILES = [pattern.removeprefix("!/") for pattern in SDIST["exclude"][1:]]
 
 
 def working_copy(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    for name in NAMED:
+    for name in SDIST_FILES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, folder / name)
     return folder
@@ -126,7 +126,7 @@ def test_an_sdist_holds_what_is_named_and_nothing_else(tmp_path):
     archive_path = built(tmp_path, "sdist")
     with tarfile.open(archive_path) as archive:
         assert f"{archive_path.name.removesuffix('.tar.gz')}/src/tilewise/learn/__init__.py" in archive.getnames()
-        assert {name.split("/")[1] for name in archive.getnames()} == {"PKG-INFO", *NAMED}
+        assert {name.split("/")[1] for name in archive.getnames()} == {"PKG-INFO", *SDIST_FILES}
 
 
 @pytest.mark.parametrize("what", ["sdist", "wheel"])

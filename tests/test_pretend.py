@@ -25,7 +25,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told(code: str, **environment: str) -> object:
+def evaluate(code: str, **environment: str) -> object:
     done = run(
         f"import json, tilewise\nfrom tilewise._extension import native\nprint(json.dumps({code}))", **environment
     )
@@ -66,10 +66,10 @@ def test_an_instruction_set_that_is_none_is_one_sentence_and_code_2():
 
 @needs_native
 def test_the_kernels_see_the_machine_that_is_played():
-    assert told("native.cache_sizes()", TILEWISE_MACHINE="l1=48K,l2=2M,l3=300M") == [48 << 10, 2 << 20, 300 << 20]
-    assert told("native.cores()", TILEWISE_MACHINE="cores=16") == 16
-    assert told("tilewise.get_num_threads()", TILEWISE_MACHINE="cores=16") == 16
-    assert told("native.real_cores()", TILEWISE_MACHINE="cores=16") == _system.real_cores()
+    assert evaluate("native.cache_sizes()", TILEWISE_MACHINE="l1=48K,l2=2M,l3=300M") == [48 << 10, 2 << 20, 300 << 20]
+    assert evaluate("native.cores()", TILEWISE_MACHINE="cores=16") == 16
+    assert evaluate("tilewise.get_num_threads()", TILEWISE_MACHINE="cores=16") == 16
+    assert evaluate("native.real_cores()", TILEWISE_MACHINE="cores=16") == _system.real_cores()
 
 
 @needs_native
@@ -77,13 +77,13 @@ def test_the_kernels_see_the_machine_that_is_played():
 @pytest.mark.parametrize("l3", ["0", "2M", "32M", "300M", "4G"])
 def test_a_cores_share_of_l3_is_believable_whatever_is_reported(l3, cores):
     machine = f"l2=1M,l3={l3},cores={cores}"
-    share, (_, _, whole) = told("(native.l3_share(), native.cache_sizes())", TILEWISE_MACHINE=machine)
+    share, (_, _, whole) = evaluate("(native.l3_share(), native.cache_sizes())", TILEWISE_MACHINE=machine)
     assert 1 << 20 <= share <= min(whole, 8 << 20)
 
 
 @needs_native
 def test_an_l3_that_is_not_reported_is_taken_to_be_there_and_modest():
-    l1, l2, l3 = told("native.cache_sizes()", TILEWISE_MACHINE="l3=0")
+    l1, l2, l3 = evaluate("native.cache_sizes()", TILEWISE_MACHINE="l3=0")
     assert l1 < l2 <= l3 <= max(l2, 32 << 20)
 
 
@@ -101,7 +101,7 @@ def test_results_are_the_same_on_every_machine_that_is_played():
         " np.random.default_rng(1).normal(size=(300, 517)).astype('f')))(__import__('numpy')))"
     )
     for machine in ("l1=32K,l2=256K,l3=0,cores=1", "l1=48K,l2=2M,l3=300M,cores=16", "l2=512K,l3=32M,cores=64"):
-        assert told(code, TILEWISE_MACHINE=machine) < 1e-3
+        assert evaluate(code, TILEWISE_MACHINE=machine) < 1e-3
 
 
 def test_caches_that_are_played_are_listed(monkeypatch):

@@ -19,8 +19,8 @@ def aligned_copies(x: np.ndarray, offset: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("moved", range(4))
-def test_adam_does_not_depend_on_alignment(moved: int, backend: str) -> None:
+@pytest.mark.parametrize("misaligned_index", range(4))
+def test_adam_does_not_depend_on_alignment(misaligned_index: int, backend: str) -> None:
     arrays = [RNG.standard_normal(1000).astype(np.float32) for _ in range(4)]
     arrays[3] = np.abs(arrays[3])
     settings = {
@@ -33,7 +33,7 @@ def test_adam_does_not_depend_on_alignment(moved: int, backend: str) -> None:
     }
     results = []
     for offset in (0, 4, 16, 36, 60):
-        parts = [aligned_copies(a, offset if i == moved else 0) for i, a in enumerate(arrays)]
+        parts = [aligned_copies(a, offset if i == misaligned_index else 0) for i, a in enumerate(arrays)]
         current_backend().dispatch("adam_step", *parts, **settings, step=3)
         results.append(np.concatenate(parts))
     for other in results[1:]:

@@ -56,13 +56,13 @@ def normal(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def assert_near(got: np.ndarray, want: torch.Tensor | np.ndarray, what: str = "result") -> None:
+def assert_near(result: np.ndarray, want: torch.Tensor | np.ndarray, what: str = "result") -> None:
     reference = np.asarray(want)
-    assert got.dtype == np.float32 and got.shape == reference.shape, what
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(reference), err_msg=what)
+    assert result.dtype == np.float32 and result.shape == reference.shape, what
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(reference), err_msg=what)
     finite = np.isfinite(reference)
-    np.testing.assert_array_equal(got[~finite], reference[~finite], err_msg=what)
-    worst = np.abs(got[finite] - reference[finite]).max(initial=0)
+    np.testing.assert_array_equal(result[~finite], reference[~finite], err_msg=what)
+    worst = np.abs(result[finite] - reference[finite]).max(initial=0)
     assert worst <= 1e-5 * max(1.0, np.abs(reference[finite]).max(initial=0)), f"{what}: off by {worst}"
 
 

@@ -97,8 +97,8 @@ def test_sizes_outside_the_listed_space_give_the_right_result_too(
     want = kernels.conv2d(x, w, tile=ConvTile("direct"), **geometry)
     try:
         output = kernels.conv2d(x, w, tile=tile, **geometry)
-    except ConfigurationError as refused:  # as it must be on a machine with a small L2
-        assume("working memory" not in str(refused))
+    except ConfigurationError as error:  # as it must be on a machine with a small L2
+        assume("working memory" not in str(error))
         raise
     np.testing.assert_allclose(output, want, atol=1e-5 * np.abs(want).max())
 

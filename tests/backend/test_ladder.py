@@ -15,10 +15,10 @@ RNG = np.random.default_rng(0)
 SHAPES = [(0, 3, 2), (1, 1, 1), (3, 0, 4), (2, 7, 5), (17, 33, 13), (64, 64, 64), (65, 300, 70)]
 
 
-def close(got: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+def close(result: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     expected = a.astype(np.float64) @ b.astype(np.float64)
-    assert got.shape == expected.shape and got.dtype == np.float32
-    assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
+    assert result.shape == expected.shape and result.dtype == np.float32
+    assert np.abs(result - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, PEER], ids=lambda r: r.name)

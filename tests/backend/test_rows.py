@@ -309,7 +309,7 @@ def test_the_slope_of_gelu_at_infinity_is_its_limit(backend: str) -> None:
     )
 
 
-def moved(array: Array, offset: int) -> Array:
+def at_offset(array: Array, offset: int) -> Array:
     memory = np.zeros(array.nbytes + offset, np.uint8)
     out = memory[offset:].view(array.dtype).reshape(array.shape)
     out[...] = array
@@ -320,7 +320,9 @@ def moved(array: Array, offset: int) -> Array:
 def test_cross_entropy_takes_arrays_that_start_anywhere(offset: int) -> None:
     logits, targets = make((5, 9)), np.arange(5)
     expected = run("cross_entropy", logits, targets)
-    for ours, plain in zip(run("cross_entropy", moved(logits, offset), moved(targets, offset)), expected, strict=True):
+    for ours, plain in zip(
+        run("cross_entropy", at_offset(logits, offset), at_offset(targets, offset)), expected, strict=True
+    ):
         np.testing.assert_array_equal(ours, plain)
 
 
@@ -328,4 +330,4 @@ def test_cross_entropy_takes_arrays_that_start_anywhere(offset: int) -> None:
 def test_gradients_of_embeddings_take_arrays_that_start_anywhere(offset: int) -> None:
     gout, ids = make((5, 9)), np.array([3, 0, 3, 1, 2])
     expected = run("embedding_grad", gout, ids, 4)
-    np.testing.assert_array_equal(run("embedding_grad", moved(gout, offset), moved(ids, offset), 4), expected)
+    np.testing.assert_array_equal(run("embedding_grad", at_offset(gout, offset), at_offset(ids, offset), 4), expected)

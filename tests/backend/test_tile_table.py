@@ -31,7 +31,7 @@ def odd_tile() -> TileConfig:
     return TileConfig(2, lanes, 8, lanes, 5, pack_a=False)
 
 
-class Asked:
+class RecordingChooser:
     """A chooser that says one thing and remembers who asked."""
 
     def __init__(self, tile: Any = None) -> None:
@@ -43,7 +43,7 @@ class Asked:
 
 
 def test_a_shape_is_asked_about_once_and_its_tile_used_at_every_call() -> None:
-    chooser = Asked(odd_tile())
+    chooser = RecordingChooser(odd_tile())
     backend, (a, b) = OptimizedBackend(tile_chooser=chooser), operands(60, 50, 40)
     expected = native.matmul(a, b, chooser.tile)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_a_shape_is_asked_about_once_and_its_tile_used_at_every_call() -> None:
 
 
 def test_every_layout_is_a_shape_of_its_own() -> None:
-    chooser = Asked()
+    chooser = RecordingChooser()
     backend, (a, b) = OptimizedBackend(tile_chooser=chooser), operands(60, 50, 40)
     turned_a, turned_b = np.asfortranarray(a), np.asfortranarray(b)
     for left, right in ((a, b), (a, turned_b), (turned_a, b), (turned_a, turned_b), (a, b)):
@@ -75,7 +75,7 @@ def test_every_layout_is_a_shape_of_its_own() -> None:
     ],
 )
 def test_nobody_is_asked_where_tiles_do_not_decide(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    chooser = Asked(odd_tile())
+    chooser = RecordingChooser(odd_tile())
     backend = OptimizedBackend(tile_chooser=chooser)
     a, b = np.ones(left, np.float32), np.ones(right, np.float32)
     np.testing.assert_allclose(backend.dispatch("matmul", a, b), a @ b)
@@ -84,7 +84,7 @@ def test_nobody_is_asked_where_tiles_do_not_decide(left: tuple[int, ...], right:
 
 
 def test_a_batch_that_shares_its_weights_is_one_taller_product() -> None:
-    chooser = Asked()
+    chooser = RecordingChooser()
     x, w = np.ones((4, 30, 50), np.float32), np.ones((50, 40), np.float32)
     OptimizedBackend(tile_chooser=chooser).dispatch("matmul", x, w)
     assert chooser.keys == [("matmul", (120, 40, 50), "float32", "nn")]
@@ -92,7 +92,7 @@ def test_a_batch_that_shares_its_weights_is_one_taller_product() -> None:
 
 def test_operands_with_gaps_both_ways_are_not_given_a_tile_that_cannot_read_them() -> None:
     lanes = min(nr for _, nr in native.gemm_register_tiles())
-    chooser = Asked(TileConfig(2, lanes, 8, lanes, 50, pack_a=False, pack_b=False))
+    chooser = RecordingChooser(TileConfig(2, lanes, 8, lanes, 50, pack_a=False, pack_b=False))
     a, wide = operands(60, 100, 40)
     b = wide[:, ::2]
     np.testing.assert_allclose(OptimizedBackend(tile_chooser=chooser).dispatch("matmul", a, b), a @ b, atol=1e-4)
@@ -100,7 +100,7 @@ def test_operands_with_gaps_both_ways_are_not_given_a_tile_that_cannot_read_them
 
 
 def test_answers_belong_to_a_thread_count_and_an_instruction_set() -> None:
-    chooser = Asked()
+    chooser = RecordingChooser()
     backend, (a, b) = OptimizedBackend(tile_chooser=chooser), operands(60, 50, 40)
     threads, isa = native.num_threads(), native.isa()
     try:
@@ -118,7 +118,7 @@ def test_answers_belong_to_a_thread_count_and_an_instruction_set() -> None:
 
 
 def test_a_replaced_chooser_is_asked_anew_and_none_gives_the_default_back() -> None:
-    first, second = Asked(odd_tile()), Asked()
+    first, second = RecordingChooser(odd_tile()), RecordingChooser()
     backend, (a, b) = OptimizedBackend(tile_chooser=first), operands(60, 50, 40)
     for chooser in (second, None, first):
         backend.dispatch("matmul", a, b)
@@ -131,7 +131,7 @@ def test_a_replaced_chooser_is_asked_anew_and_none_gives_the_default_back() -> N
 
 def test_backends_do_not_share_answers() -> None:
     a, b = operands(60, 50, 40)
-    one, other, plain = Asked(odd_tile()), Asked(), OptimizedBackend()
+    one, other, plain = RecordingChooser(odd_tile()), RecordingChooser(), OptimizedBackend()
     with use_backend(OptimizedBackend(tile_chooser=one)) as backend:
         assert current_backend() is backend
         _ = Tensor(a) @ Tensor(b)
@@ -141,7 +141,7 @@ def test_backends_do_not_share_answers() -> None:
 
 
 def test_a_patient_chooser_is_asked_when_a_shape_has_earned_it() -> None:
-    class Patient(Asked):
+    class Patient(RecordingChooser):
         warm_up = 3 * 60 * 50 * 40
 
     chooser = Patient(odd_tile())
@@ -154,7 +154,7 @@ def test_a_patient_chooser_is_asked_when_a_shape_has_earned_it() -> None:
 
 
 def test_products_below_the_choosers_least_work_are_left_alone() -> None:
-    class Large(Asked):
+    class Large(RecordingChooser):
         min_work = 60 * 50 * 40 + 1
 
     chooser = Large()
@@ -165,7 +165,7 @@ def test_products_below_the_choosers_least_work_are_left_alone() -> None:
 
 
 def test_ever_new_shapes_neither_grow_the_table_nor_push_out_what_was_decided() -> None:
-    chooser = Asked()
+    chooser = RecordingChooser()
     table = native.TileTable(chooser, 0, 2 * 400 * 13 * 13)
     regular = operands(400, 13, 13)
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_ever_new_shapes_neither_grow_the_table_nor_push_out_what_was_decided() 
 
 
 def test_a_choice_that_is_kept_holds_from_the_first_call_for_its_thread_count() -> None:
-    class Knowing(Asked):
+    class Knowing(RecordingChooser):
         def preload(self, table: Any) -> None:
             table.keep_matmul((60, 50, 40), "nn", native.num_threads(), odd_tile())
             table.keep_matmul((61, 50, 40), "nn", native.num_threads() + 1, odd_tile())
@@ -223,7 +223,7 @@ def test_a_chooser_that_fails_is_heard_and_asked_again() -> None:
         backend.dispatch("matmul", a, b)
     np.testing.assert_array_equal(backend.dispatch("matmul", a, b), native.matmul(a, b))
     assert len(answers) == 2
-    backend.tile_chooser = Asked("no tile")
+    backend.tile_chooser = RecordingChooser("no tile")
     with pytest.raises(ConfigurationError, match="TileConfig"):
         backend.dispatch("matmul", a, b)
 
@@ -241,7 +241,7 @@ def test_a_chooser_may_use_the_backend_it_serves() -> None:
 
 
 def test_threads_that_meet_a_shape_together_all_get_its_tile() -> None:
-    chooser = Asked(odd_tile())
+    chooser = RecordingChooser(odd_tile())
     backend, wrong = OptimizedBackend(tile_chooser=chooser), list[str]()
     pairs = [operands(60 + i, 50, 40, seed=i) for i in range(20)]
     expected = [native.matmul(a, b, chooser.tile) for a, b in pairs]
@@ -261,7 +261,7 @@ def test_threads_that_meet_a_shape_together_all_get_its_tile() -> None:
 
 def test_a_backend_whose_chooser_knows_it_is_collected() -> None:
     backend = OptimizedBackend()
-    chooser = Asked()
+    chooser = RecordingChooser()
     chooser.backend = backend  # type: ignore[attr-defined]
     backend.tile_chooser = chooser
     chooser_ref = weakref.ref(chooser)
@@ -271,7 +271,7 @@ def test_a_backend_whose_chooser_knows_it_is_collected() -> None:
 
 
 def test_a_profile_runs_and_names_the_same_tile() -> None:
-    chooser = Asked(odd_tile())
+    chooser = RecordingChooser(odd_tile())
     a, b = operands(60, 50, 40)
     with use_backend(OptimizedBackend(tile_chooser=chooser)), ProfilerContext(memory=False) as profiler:
         output = (Tensor(a) @ Tensor(b)).data
@@ -283,7 +283,7 @@ def test_an_implementation_of_ones_own_with_tiles_asks_the_chooser_too() -> None
     from tilewise.backend.registry import Implementation
 
     samples = []
-    backend = OptimizedBackend(tile_chooser=Asked("mine"))
+    backend = OptimizedBackend(tile_chooser=RecordingChooser("mine"))
     backend.add(
         Implementation(
             "matmul",
@@ -301,7 +301,7 @@ def test_an_implementation_of_ones_own_with_tiles_asks_the_chooser_too() -> None
 def test_convolutions_are_asked_about_once_and_kept_choices_hold() -> None:
     from tilewise.backend.tiled.conv2d import ConvTile
 
-    chooser, tile = Asked(), ConvTile("direct", mr=2)
+    chooser, tile = RecordingChooser(), ConvTile("direct", mr=2)
     x, w = np.ones((2, 8, 9, 9), np.float32), np.ones((16, 8, 3, 3), np.float32)
     backend = OptimizedBackend(tile_chooser=chooser)
     for padding in ((1, 1), (0, 0), (1, 1)):

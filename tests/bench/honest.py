@@ -42,7 +42,7 @@ _ISOLATED = 0.1  # of the recipes are scored in a process of their own, as a boa
 
 
 @dataclass(frozen=True)
-class Drawn:
+class HonestEntry:
     """An honest entry: what it is, and how it is scored."""
 
     number: int
@@ -51,7 +51,7 @@ class Drawn:
     score: Callable[[], Score]
 
 
-def drawn(number: int, folder: Path) -> Drawn:
+def draw_entry(number: int, folder: Path) -> HonestEntry:
     """The entry with this number; its files go into `folder`."""
     rng = np.random.default_rng([28, number])
     kind = str(rng.choice(list(KINDS), p=np.array(list(KINDS.values())) / sum(KINDS.values())))
@@ -60,20 +60,22 @@ def drawn(number: int, folder: Path) -> Drawn:
         event, name = (str(part) for part in PLUGINS[int(rng.integers(len(PLUGINS)))])
         path = written_plugin(rng, event, name, folder)
         settings = replace(SETTINGS, runs=_LONG_TEXTS) if event == "TRANSFORMER_DECATHLON" else SETTINGS
-        return Drawn(number, f"{event} plugin {name}", threads, lambda: score_plugin(path, event, settings, threads))
+        return HonestEntry(
+            number, f"{event} plugin {name}", threads, lambda: score_plugin(path, event, settings, threads)
+        )
     content = tile_entry(rng, folder) if kind == "TILE_OLYMPIAD" else closed_entry(rng, kind, folder)
     recipe = parse_recipe(content, folder)
     steps = ", ".join(str(step) for step in recipe.steps)
     if kind == "TRANSFORMER_DECATHLON":
         recipe = replace(recipe, event=replace(recipe.event, new_tokens=_SHORT_TEXT))
     elif rng.random() < _ISOLATED:
-        return Drawn(
+        return HonestEntry(
             number,
             f"{kind} {steps} (isolated)",
             threads,
             lambda: Score.from_dict(run_isolated("score", recipe, SETTINGS, threads)),
         )
-    return Drawn(number, f"{kind} {steps}", threads, lambda: score_recipe(recipe, SETTINGS))
+    return HonestEntry(number, f"{kind} {steps}", threads, lambda: score_recipe(recipe, SETTINGS))
 
 
 # --- recipes ---
@@ -318,15 +320,15 @@ def written_plugin(rng: np.random.Generator, event: str, name: str, folder: Path
 class Outcome:
     """What became of an entry: the sentence of its refusal, or how far above the floor it was."""
 
-    entry: Drawn
-    refused: str
+    entry: HonestEntry
+    rejection: str
     above_floor: float | None
     seconds: float
     noisy: str = ""  # why this machine could not score it
 
     def __str__(self) -> str:
         scored = "scored" if self.above_floor is None else f"{self.above_floor:.1f} × the floor"
-        is_settled = self.refused or self.noisy or scored
+        is_settled = self.rejection or self.noisy or scored
         threads = f", {self.entry.threads} threads" if self.entry.threads > 1 else ""
         return f"{self.entry.number:4d}  {self.entry.what}{threads}: {is_settled} ({self.seconds:.1f} s)"
 
@@ -336,7 +338,7 @@ def scored(number: int) -> Outcome:
     ceilings.cache_clear()
     before = tilewise.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="tilewise-honest-") as folder:
-        entry = drawn(number, Path(folder))
+        entry = draw_entry(number, Path(folder))
         start = time.perf_counter()
         try:
             tilewise.set_num_threads(entry.threads)
@@ -361,7 +363,7 @@ def main() -> None:
     for number in range(options.first, options.first + options.count):
         outcomes.append(scored(number))
         print(outcomes[-1], flush=True)
-    rejections = [outcome for outcome in outcomes if outcome.refused]
+    rejections = [outcome for outcome in outcomes if outcome.rejection]
     margins = [outcome.above_floor for outcome in outcomes if outcome.above_floor is not None]
     closest = f"; the closest to the floor took {min(margins):.1f} times as long" if margins else ""
     noisy = sum(bool(outcome.noisy) for outcome in outcomes)

@@ -35,9 +35,9 @@ class Target:
             self.connected.set()
         return connection
 
-    def head(self, method: str, path: str, length: int | None = None, known: bool = True, more: str = "") -> bytes:
+    def head(self, method: str, path: str, length: int | None = None, has_token: bool = True, more: str = "") -> bytes:
         lines = [f"{method} {path} HTTP/1.1", "host: x", "content-type: application/json"]
-        lines += [f"authorization: Bearer {self.token}"] if known else []
+        lines += [f"authorization: Bearer {self.token}"] if has_token else []
         lines += [] if length is None else [f"content-length: {length}"]
         return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
@@ -151,7 +151,7 @@ def floods_of_choices(target: Target) -> None:
     bodies = (
         b'{"device":{"kind":"triton","identity":"gpu %d"},"problem":%s}' % (at, problem.encode()) for at in range(10**9)
     )
-    heads = (target.head("POST", "/choose", len(body), known=False) + body for body in bodies)
+    heads = (target.head("POST", "/choose", len(body), has_token=False) + body for body in bodies)
     target.send(heads)
 
 
@@ -164,7 +164,7 @@ def connections_that_end_at_once(target: Target) -> None:
 
 @attack
 def one_byte_at_a_time(target: Target) -> None:
-    text = target.head("GET", "/", known=False, more="x-a: " + "a" * 12000 + "\r\n")
+    text = target.head("GET", "/", has_token=False, more="x-a: " + "a" * 12000 + "\r\n")
     connections = [(target.connect(), itertools.cycle(text[:-4])) for _ in range(400)]
     while target.open:
         for connection, source in connections:
@@ -179,7 +179,7 @@ def pages_nobody_asked_for(target: Target) -> None:
     def asks(lane: int) -> Iterable[bytes]:
         for at in itertools.count():
             path = f"/board/MLP_SPRINT?team={lane}&number={at % 400}&sort=team"
-            yield target.head("GET", path, known=False)
+            yield target.head("GET", path, has_token=False)
 
     target.crowd(100, asks)
 
@@ -204,14 +204,14 @@ def searches(target: Target) -> None:
 def guessed_tokens(target: Target) -> None:
     def asks(lane: int) -> Iterable[bytes]:
         for at in itertools.count():
-            yield target.head("GET", "/api/events", known=False, more=f"authorization: Bearer tw_{lane}_{at}\r\n")
+            yield target.head("GET", "/api/events", has_token=False, more=f"authorization: Bearer tw_{lane}_{at}\r\n")
 
     target.crowd(200, asks)
 
 
 @attack
 def health_itself(target: Target) -> None:
-    target.crowd(300, lambda _: itertools.repeat(target.head("GET", "/health", known=False)))
+    target.crowd(300, lambda _: itertools.repeat(target.head("GET", "/health", has_token=False)))
 
 
 @attack
@@ -232,7 +232,7 @@ def nonsense(target: Target) -> None:
 @attack
 def sign_ins(target: Target) -> None:
     body = b"token=" + b"x" * 150
-    head = target.head("POST", "/teacher/in", len(body), known=False)
+    head = target.head("POST", "/teacher/in", len(body), has_token=False)
     head = head.replace(b"application/json", b"application/x-www-form-urlencoded")
     target.crowd(100, lambda _: itertools.repeat(head + body))
 
@@ -243,7 +243,7 @@ def sign_ins(target: Target) -> None:
 @attack
 def many_short_headers(target: Target) -> None:
     """Heads as large as they may be, made of as many lines as fit."""
-    head = target.head("GET", "/api/events", known=False, more="a:b\r\n" * 3000)
+    head = target.head("GET", "/api/events", has_token=False, more="a:b\r\n" * 3000)
     target.crowd(50, lambda _: itertools.repeat(head))
 
 
@@ -252,7 +252,7 @@ def large_cookies(target: Target) -> None:
     """Thousands of cookies in one head, for a page that looks at them."""
     cookies = "; ".join(f"a{at}=\xe9{at}" for at in range(1200))
     head = target.head(
-        "GET", "/teacher", known=False, more=f"cookie: {cookies}\r\n".encode("latin-1").decode("latin-1")
+        "GET", "/teacher", has_token=False, more=f"cookie: {cookies}\r\n".encode("latin-1").decode("latin-1")
     )
     target.crowd(50, lambda _: itertools.repeat(head))
 
@@ -260,20 +260,23 @@ def large_cookies(target: Target) -> None:
 @attack
 def thousands_of_parameters(target: Target) -> None:
     paths = ["/api/entries?" + "&".join(f"{name}{at}=%25" for at in range(1500)) for name in ("a", "limit=1&team")]
-    target.crowd(50, lambda _: itertools.cycle([target.head("GET", path, known=False) for path in paths]))
+    target.crowd(50, lambda _: itertools.cycle([target.head("GET", path, has_token=False) for path in paths]))
 
 
 @attack
 def many_ranges(target: Target) -> None:
     ranges = ",".join(f"{at}-{at}" for at in range(0, 6000, 2))[:15000].rpartition(",")[0]
-    head = target.head("GET", "/static/style.css", known=False, more=f"range: bytes={ranges}\r\n")
+    head = target.head("GET", "/static/style.css", has_token=False, more=f"range: bytes={ranges}\r\n")
     target.crowd(50, lambda _: itertools.repeat(head))
 
 
 @attack
 def one_request_behind_the_other(target: Target) -> None:
     """Requests by the hundred in one piece, their answers taken or not."""
-    many = target.head("GET", "/board/MLP_SPRINT", known=False) * 200 + target.head("GET", "/health", known=False) * 200
+    many = (
+        target.head("GET", "/board/MLP_SPRINT", has_token=False) * 200
+        + target.head("GET", "/health", has_token=False) * 200
+    )
     target.crowd(20, lambda _: itertools.repeat(many))
 
 
@@ -286,21 +289,21 @@ def the_old_protocol(target: Target) -> None:
 @attack
 def upgrades(target: Target) -> None:
     more = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
-    heads = [target.head("GET", path, known=False, more=more) for path in ("/", "/health")]
+    heads = [target.head("GET", path, has_token=False, more=more) for path in ("/", "/health")]
     heads.append(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     target.crowd(50, lambda _: itertools.cycle(heads))
 
 
 @attack
 def odd_methods_and_paths(target: Target) -> None:
-    heads = [target.head(method, "/", known=False) for method in ("OPTIONS", "TRACE", "BREW", "HEAD")]
-    heads += [target.head("GET", "/" + path, known=False) for path in ("%00" * 4000, "..%2f" * 2000, "a/" * 6000)]
+    heads = [target.head(method, "/", has_token=False) for method in ("OPTIONS", "TRACE", "BREW", "HEAD")]
+    heads += [target.head("GET", "/" + path, has_token=False) for path in ("%00" * 4000, "..%2f" * 2000, "a/" * 6000)]
     target.crowd(50, lambda _: itertools.cycle(heads))
 
 
 @attack
 def the_document(target: Target) -> None:
-    target.crowd(50, lambda _: itertools.repeat(target.head("GET", "/openapi.json", known=False)))
+    target.crowd(50, lambda _: itertools.repeat(target.head("GET", "/openapi.json", has_token=False)))
 
 
 # --- bodies ---
@@ -313,7 +316,7 @@ def slow_bodies(target: Target) -> None:
     for at in range(400):
         with contextlib.suppress(OSError):
             connections.append(target.connect())
-            connections[-1].sendall(target.head("POST", "/api/entries", 200_000, known=bool(at % 2)))
+            connections[-1].sendall(target.head("POST", "/api/entries", 200_000, has_token=bool(at % 2)))
     while target.open:
         for connection in connections:
             with contextlib.suppress(OSError):
@@ -336,7 +339,7 @@ def large_forms(target: Target) -> None:
     """A quarter of a megabyte of fields, of escapes, and of brackets in one field."""
     size = 255 << 10
     texts = [b"a=&" * (size // 3), b"%41" * (size // 3), b"recipe=" + b"[" * (size - 10), b"&" * size]
-    head = target.head("POST", "/submit", size, known=False)
+    head = target.head("POST", "/submit", size, has_token=False)
     head = head.replace(b"application/json", b"application/x-www-form-urlencoded")
     target.crowd(30, lambda _: itertools.cycle([head + text.ljust(size, b"a") for text in texts]))
 
@@ -344,7 +347,7 @@ def large_forms(target: Target) -> None:
 @attack
 def forms_for_the_teacher(target: Target) -> None:
     body = b"action=disqualify&entry=1&reason=" + b"x" * 200_000
-    head = target.head("POST", "/teacher/do", len(body), known=False, more="cookie: teacher=" + "x" * 9000 + "\r\n")
+    head = target.head("POST", "/teacher/do", len(body), has_token=False, more="cookie: teacher=" + "x" * 9000 + "\r\n")
     target.crowd(50, lambda _: itertools.repeat(head + body))
 
 
@@ -366,13 +369,15 @@ def gone_before_the_answer(target: Target) -> None:
             return
         with contextlib.suppress(OSError), target.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            connection.sendall(target.head("GET", f"/board/MLP_SPRINT?team={at}&sort=team", known=bool(at % 2)))
+            connection.sendall(target.head("GET", f"/board/MLP_SPRINT?team={at}&sort=team", has_token=bool(at % 2)))
 
 
 @attack
 def entries_one_by_one(target: Target) -> None:
     def asks(lane: int) -> Iterable[bytes]:
-        return (target.head("GET", f"/entry/{1 + (at * 50 + lane) % 2000}", known=False) for at in itertools.count())
+        return (
+            target.head("GET", f"/entry/{1 + (at * 50 + lane) % 2000}", has_token=False) for at in itertools.count()
+        )
 
     target.crowd(50, asks)
 

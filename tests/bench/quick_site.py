@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from tests.bench.test_board import made_up_score
-from tilewise.bench import worker
+from tilewise_arena import worker
 from tilewise_arena.server import workers
 
 _SECONDS = 0.02
 
 
-def _measured(*_: Any) -> tuple[str, dict[str, Any], str]:
+def _fake_measurement(*_: Any) -> tuple[str, dict[str, Any], str]:
     time.sleep(_SECONDS)
     return "scored", made_up_score().as_dict(), ""
 
@@ -25,7 +25,7 @@ def _measured(*_: Any) -> tuple[str, dict[str, Any], str]:
 def main() -> None:
     if sys.argv[1:2] == ["worker"]:
         del sys.argv[1]
-        worker._measured = _measured
+        worker._measure_entry = _fake_measurement
         worker.consider_record = lambda *_: False
         worker.main()
         return

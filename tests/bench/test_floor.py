@@ -47,7 +47,7 @@ def test_fewer_and_smaller_weights_may_be_faster() -> None:
     assert least_seconds(_built("MLP_SPRINT")) < least_seconds(plain)
 
 
-def _called(entry: Runner) -> float:
+def _seconds_per_call(entry: Runner) -> float:
     inputs = entry.event.timed_inputs(np.random.default_rng(0), 1)[0]
     with entry.active():
         entry.call(inputs)
@@ -60,7 +60,7 @@ def _called(entry: Runner) -> float:
 def test_ceilings_measured_in_a_restless_minute_refuse_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come out far too low, every entry is below such a floor, and so they are measured again."""
     entry = _built(name)
-    seconds, machine = _called(entry), floors.ceilings()
+    seconds, machine = _seconds_per_call(entry), floors.ceilings()
     slower = 10 * seconds / least_seconds(entry)
     restless = Ceilings(machine.operations / slower, machine.bytes_read / slower)
     monkeypatch.setattr(floors, "ceilings", lambda: restless)

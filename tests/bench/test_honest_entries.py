@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.honest import KINDS, drawn, scored
+from tests.bench.honest import KINDS, draw_entry, scored
 from tilewise_arena.sandbox import bubblewrap
 
 COUNT, SLICE = 200, 20
@@ -17,15 +17,15 @@ CHEAP = (1, 2)  # recipes of the MLP, a second each
 
 
 def test_every_kind_is_drawn_and_a_number_is_always_the_same_entry(tmp_path: Path) -> None:
-    attempts = [drawn(number, tmp_path).what for number in range(40)]
+    attempts = [draw_entry(number, tmp_path).what for number in range(40)]
     assert {what.split()[0] for what in attempts} == KINDS.keys() - {"plugin"}
     assert any("plugin" in what for what in attempts)
-    assert drawn(7, tmp_path).what == attempts[7]
+    assert draw_entry(7, tmp_path).what == attempts[7]
 
 
 @pytest.mark.parametrize("number", CHEAP)
 def test_an_honest_entry_is_scored(number: int) -> None:
-    assert scored(number).refused == ""
+    assert scored(number).rejection == ""
 
 
 @pytest.mark.slow
@@ -34,4 +34,4 @@ def test_an_honest_entry_is_scored(number: int) -> None:
 def test_no_honest_entry_is_refused(first: int) -> None:
     outcomes = [scored(number) for number in range(first, first + SLICE)]
     print("", *outcomes, sep="\n")
-    assert [str(outcome) for outcome in outcomes if outcome.refused] == []
+    assert [str(outcome) for outcome in outcomes if outcome.rejection] == []

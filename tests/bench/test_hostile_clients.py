@@ -257,11 +257,11 @@ def test_a_crowd_has_a_page_made_once(site: Site, monkeypatch: pytest.MonkeyPatc
     numbers: list[int] = []
     real = type(site.board).standings
 
-    def counted(*args: Any, **options: Any) -> Any:
+    def count_call(*args: Any, **options: Any) -> Any:
         numbers.append(1)
         return real(*args, **options)
 
-    monkeypatch.setattr(type(site.board), "standings", counted)
+    monkeypatch.setattr(type(site.board), "standings", count_call)
     for at in range(10):
         assert site.client.get(f"/board/MLP_SPRINT?unknown={at}").status_code == 200
     assert len(numbers) == 1
@@ -407,7 +407,7 @@ def test_nobody_works_for_those_who_did_not_wait() -> None:
     async def nobody(_: str) -> None:
         return None
 
-    async def gone() -> Any:
+    async def disconnected_client() -> Any:
         return {"type": "http.disconnect"}
 
     async def quiet(_: Any) -> None:
@@ -416,7 +416,7 @@ def test_nobody_works_for_those_who_did_not_wait() -> None:
     async def crowd() -> None:
         guard = limits.Limits(app, nobody, 0.0)
         scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
-        await asyncio.gather(*(guard(dict(scope), gone, quiet) for _ in range(600)))
+        await asyncio.gather(*(guard(dict(scope), disconnected_client, quiet) for _ in range(600)))
         assert guard._queues == {}
 
     asyncio.run(crowd())
@@ -436,7 +436,7 @@ def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
     async def nobody(_: str) -> None:
         return None
 
-    async def asked() -> Any:
+    async def empty_request() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def quiet(_: Any) -> None:
@@ -445,7 +445,7 @@ def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
     async def crowd() -> None:
         guard = limits.Limits(app, nobody, 0.0)
         scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
-        await asyncio.gather(*(guard(dict(scope), asked, quiet) for _ in range(20)))
+        await asyncio.gather(*(guard(dict(scope), empty_request, quiet) for _ in range(20)))
         assert guard._queues == {}
 
     asyncio.run(crowd())

@@ -296,13 +296,13 @@ def test_work_between_questions_counts_as_time_of_the_answers() -> None:
     questions = questions_for(TinyMLPerf.MLP_SPRINT, np.random.default_rng(0), 8)
     hosts: list[Any] = [ScriptedHost(), ScriptedHost()]
     answers = _ask_interleaved(hosts[0], hosts[1], questions, np.random.default_rng(0))
-    timed = sum(question.is_timed and question.repeats is None for question in questions)
+    timed_count = sum(question.is_timed and question.repeats is None for question in questions)
     repeats = sum(question.repeats is not None for question in questions)
     for side in answers:
-        assert len(side.seconds) == timed
+        assert len(side.seconds) == timed_count
         # Work after repeated questions is not lost: it counts on the others.
         assert side.idle_seconds == pytest.approx(1e-3 * len(questions) / (len(questions) - repeats))
-        assert side.seconds == pytest.approx([1e-3 + side.idle_seconds] * timed)
+        assert side.seconds == pytest.approx([1e-3 + side.idle_seconds] * timed_count)
 
 
 def test_a_plugin_that_creates_a_file_is_charged_the_whole_scratch_folder(tmp_path: Path, settings: Settings) -> None:

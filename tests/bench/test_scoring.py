@@ -291,13 +291,13 @@ def test_another_model_while_the_clock_runs_is_rejected(
     monkeypatch.setattr(scoring, "build_stages", lambda _: [good[0], replace(good[-1], runner=entry)])
     real = measure.measure_together
 
-    def timed(*args: Any) -> Any:
+    def fake_timing(*args: Any) -> Any:
         entry.timing = True
         comparison = real(*args)
         entry.timing = False
         return comparison
 
-    monkeypatch.setattr(scoring, "measure_together", timed)
+    monkeypatch.setattr(scoring, "measure_together", fake_timing)
     with pytest.raises(Rejected) as raised:
         score_recipe(parse_recipe(mlp_recipe), quick)
     assert raised.value.code == "another model timed"

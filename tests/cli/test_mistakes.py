@@ -23,7 +23,7 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["compete", "board", "--board", "https://[::1"], "is not an address"),
         (["compete", "board", "--board", "http://x:abc"], "nonnumeric port"),
@@ -36,11 +36,11 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["tiles", "train", "h200", "--max-seconds", "0", "--out", "run"], "--max-seconds"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, output = typed(words, monkeypatch, capsys)
     assert code == 2
-    assert said in output
+    assert sentence in output
     assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
 
@@ -59,15 +59,15 @@ def test_a_started_file_of_another_name_is_checked_by_the_command_shown(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("import sys\nsys.exit(0)\n", "leaves Python"),
         ("import os\nos._exit(0)\n", "there is no answer"),
         ("a = '\0'\n", "null bytes"),
     ],
 )
-def test_a_file_that_cannot_answer_is_told_why(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_answer_is_told_why(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "caching.py").write_text(text)
     (result,) = check("caching", tmp_path / "caching.py", only="attend")
-    assert said in result.feedback
+    assert sentence in result.feedback
     assert "None" not in result.feedback

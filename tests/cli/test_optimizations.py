@@ -101,7 +101,7 @@ def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("prune", "mlp", "--structured"), "mlp has no filters that could be removed"),
         (("profile", "mine.py"), "profile it with --script mine.py"),
@@ -110,10 +110,10 @@ def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: P
     ],
 )
 def test_what_cannot_be_done_is_said_and_not_claimed(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TilewiseError, match=said):
+    with pytest.raises(TilewiseError, match=sentence):
         run(*words)
 
 

@@ -89,7 +89,7 @@ FREE = {
     "truth",
     "stop",
 }  # words that may be anything
-MADE = {"key", "file"}  # files that are made where there are none
+CREATABLE = {"key", "file"}  # files that are made where there are none
 
 
 def _is_picture(parameter: Any) -> bool:
@@ -105,7 +105,7 @@ def bad_values(parameter: Any) -> list[str]:
         odd = ["FILE" if is_folder else "FOLDER"] + ["picture.txt"] * _is_picture(parameter)
         return ["FILE/below/it", "/proc/nothing/here", *odd]
     if kind(parameter) == "path":
-        return ["FILE/below/it"] + ["no/such/file"] * (parameter.name not in MADE)
+        return ["FILE/below/it"] + ["no/such/file"] * (parameter.name not in CREATABLE)
     if parameter.name == "where":  # a board, which is made where there is none
         return ["FILE/below/it"]
     return [] if parameter.name in FREE else ["no/such: word"]

@@ -57,7 +57,7 @@ def test_no_column_of_a_collection_is_cut_on_a_narrow_terminal(tmp_path: Path) -
     assert "  noise: " in done.stdout or "│" not in done.stdout
 
 
-def shown(width: int, capsys: pytest.CaptureFixture[str]) -> str:
+def output_at(width: int, capsys: pytest.CaptureFixture[str]) -> str:
     table = Table(title="models")
     for heading in ("model", "accuracy", "points lost", "empty"):
         table.add_column(heading)
@@ -67,13 +67,13 @@ def shown(width: int, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_table_is_drawn_where_its_words_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(80, capsys)
+    lines = output_at(80, capsys)
     assert "│ float32 │" in lines
 
 
 @pytest.mark.parametrize("width", [12, 20])
 def test_a_table_that_does_not_fit_is_listed_whole(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(width, capsys)
+    lines = output_at(width, capsys)
     assert lines == "models\nfloat32\n  accuracy: 99.17 %\n  points lost: none\n"
 
 

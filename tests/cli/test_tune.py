@@ -91,17 +91,17 @@ def test_a_tile_is_printed_as_python_takes_it_and_its_json_are_the_arguments(tmp
     assert repr(tile_space("matmul", (40, 48, 56))[0]) in str(OptimizedBackend().explain("matmul", a, b))
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("matmull", "matmul"), ("conv2", "conv2d"), ("cnnn", "cnn")])
+@pytest.mark.parametrize(("typed", "intended"), [("matmull", "matmul"), ("conv2", "conv2d"), ("cnnn", "cnn")])
 @pytest.mark.parametrize("sizes", [(), ("64x64x64",)])
-def test_a_misspelt_family_or_model_names_the_near_one(typed: str, meant: str, sizes: tuple[str, ...]):
-    if sizes and meant == "cnn":
+def test_a_misspelt_family_or_model_names_the_near_one(typed: str, intended: str, sizes: tuple[str, ...]):
+    if sizes and intended == "cnn":
         pytest.skip("a model has no sizes")
-    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+    with pytest.raises(ConfigurationError, match=f"did you mean '{intended}'"):
         tune(typed, *sizes)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("64x96x80", "matmul"), "the family comes before its sizes: tilewise tune matmul 64x96x80"),
         (("64x96x80",), "tilewise tune matmul 64x96x80"),
@@ -109,8 +109,8 @@ def test_a_misspelt_family_or_model_names_the_near_one(typed: str, meant: str, s
         (("matmull", "64x64x64"), "did you mean 'matmul'"),
     ],
 )
-def test_words_in_the_wrong_place_are_put_right_by_the_sentence(words: tuple[str, ...], said: str):
+def test_words_in_the_wrong_place_are_put_right_by_the_sentence(words: tuple[str, ...], sentence: str):
     app = typer.Typer()
     app.command()(tune)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=sentence):
         CliRunner().invoke(app, list(words), catch_exceptions=False)

@@ -31,8 +31,8 @@ def collection(tmp_path, monkeypatch):
     return write
 
 
-def fill(path, tmp_path, collections, models, said):
-    return fill_board(path, collections, models, say=said.append, **QUICK)
+def fill(path, tmp_path, collections, models, log_lines):
+    return fill_board(path, collections, models, say=log_lines.append, **QUICK)
 
 
 def test_every_pair_has_a_row_beside_the_baselines_and_is_made_once(collection, tmp_path):

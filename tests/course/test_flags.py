@@ -16,7 +16,7 @@ from tilewise.errors import ConfigurationError, FileFormatError
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "expected"),
     [
         ([], False),
         (["--toy_data=True"], True),
@@ -26,8 +26,8 @@ from tilewise.errors import ConfigurationError, FileFormatError
         (["--notoy_data"], False),
     ],
 )
-def test_boolean_flags_take_every_spelling_of_the_course(typed: list[str], meant: bool) -> None:
-    assert course.train_parser().parse_args(typed).toy_data is meant
+def test_boolean_flags_take_every_spelling_of_the_course(typed: list[str], expected: bool) -> None:
+    assert course.train_parser().parse_args(typed).toy_data is expected
 
 
 def test_baselines_start_from_the_courses_defaults() -> None:

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tilewise"
 ADD_ONS = tuple((ROOT / "packages").glob("*/src"))
 PAGE = ROOT / "docs" / "architecture.md"
-NAMED = re.compile(r"`([\w./-]+\.(?:py|cpp|h|toml))(?:::([\w.]+))?`")
+REFERENCE = re.compile(r"`([\w./-]+\.(?:py|cpp|h|toml))(?:::([\w.]+))?`")
 MOST_MODULES = 20
 
 
-def _named() -> list[tuple[str, str]]:
-    return sorted(set(NAMED.findall(PAGE.read_text(encoding="utf-8"))))
+def _references() -> list[tuple[str, str]]:
+    return sorted(set(REFERENCE.findall(PAGE.read_text(encoding="utf-8"))))
 
 
 def _find(path: str) -> Path | None:
@@ -39,10 +39,10 @@ def _defined(path: Path) -> set[str]:
 
 
 def test_the_page_names_many_places() -> None:
-    assert len(_named()) > 50
+    assert len(_references()) > 50
 
 
-@pytest.mark.parametrize(("path", "name"), _named())
+@pytest.mark.parametrize(("path", "name"), _references())
 def test_what_the_page_names_exists(path: str, name: str) -> None:
     file = _find(path)
     assert file is not None, f"docs/architecture.md names {path}, which is not there"

@@ -100,10 +100,10 @@ def test_every_measured_case_and_peer_is_on_the_page():
         content = json.loads(path.read_text(encoding="utf-8"))
         kind = HOME_KIND if path.parent == results_files.RESULTS else content["machine"]["kind"]
         for row in content.get("rows", []) if isinstance(content, dict) else []:
-            shown = outputs.get((kind, cases.same_work(row["name"])))
-            assert shown is not None, f"{row['name']} of {path.name} on {kind}"
+            output = outputs.get((kind, cases.same_work(row["name"])))
+            assert output is not None, f"{row['name']} of {path.name} on {kind}"
             peers = [who for who in row["seconds"] if who != "tilewise" and "tilewise" in row["seconds"]]
-            assert [who for who in peers if f"{who} " not in shown] == [], f"{row['name']} of {path.name} on {kind}"
+            assert [who for who in peers if f"{who} " not in output] == [], f"{row['name']} of {path.name} on {kind}"
 
 
 def test_a_ratio_is_against_the_fastest_peer_of_all_files(results, machine):
@@ -155,7 +155,7 @@ def test_a_row_shows_a_cpu_with_current_kernels_whole_or_not_at_all():
 
 def test_every_table_of_timings_is_marked_when_the_kernels_have_changed(monkeypatch):
     """Whatever section or figure reads a file of timings says so, if another hash than the recorded one is current."""
-    timed = {file for file, _, _ in cases.timings()} | {"memory", "plan_speed", "tuning_unseen"}
+    timing_files = {file for file, _, _ in cases.timings()} | {"memory", "plan_speed", "tuning_unseen"}
     files_read, find = set[str](), results_files._file
     monkeypatch.setattr(results_files, "_file", lambda name, kind: files_read.add(name) or find(name, kind))
     for module in (cases, tables):
@@ -165,7 +165,7 @@ def test_every_table_of_timings_is_marked_when_the_kernels_have_changed(monkeypa
     for name, write in parts.items():
         files_read.clear()
         text = write()
-        if files_read & timed and not ("†" in text or "the kernels have changed since" in text):
+        if files_read & timing_files and not ("†" in text or "the kernels have changed since" in text):
             unmarked.append(name)
     assert set(unmarked) == {"llama cpp perplexities", "profiling"}  # no times, and times of the profiler itself
 

@@ -49,7 +49,7 @@ class Caller(asyncio.Protocol):
     """Keeps one connection busy: the next request goes out when the answer to the last is in."""
 
     def __init__(self, requests: Any, answered: Any) -> None:
-        self._requests, self._answered, self._got, self._need = requests, answered, bytearray(), 0
+        self._requests, self._answered, self._received, self._need = requests, answered, bytearray(), 0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -59,16 +59,16 @@ class Caller(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
-        self._got += data
-        end = self._got.find(b"\r\n\r\n")
+        self._received += data
+        end = self._received.find(b"\r\n\r\n")
         if end < 0:
             return
-        head = bytes(self._got[:end]).lower()
+        head = bytes(self._received[:end]).lower()
         length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-        if len(self._got) < end + 4 + length:
+        if len(self._received) < end + 4 + length:
             return
-        assert b" 200 " in head.split(b"\r\n")[0], bytes(self._got)
-        self._got.clear()
+        assert b" 200 " in head.split(b"\r\n")[0], bytes(self._received)
+        self._received.clear()
         self._answered(self, time.perf_counter() - self._sent)
 
 
@@ -130,8 +130,8 @@ async def at_a_rate(port: int, requests: Any, seconds: float, rate: float) -> li
     return request_seconds
 
 
-def percentile(taken: list[float], share: float) -> float:
-    return sorted(taken)[min(len(taken) - 1, int(share * len(taken)))] * 1e3
+def percentile(latencies: list[float], share: float) -> float:
+    return sorted(latencies)[min(len(latencies) - 1, int(share * len(latencies)))] * 1e3
 
 
 def fill(where: str, problems: list[Problem], configs: list[dict[str, Any]]) -> None:
@@ -157,7 +157,7 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[-1]})  # inherited by the service
         with ServedStore(where) as served:
             os.sched_setaffinity(0, set(cores[:-1]) or {cores[-1]})
-            service = asyncio.run(measured(served.port, problems, few, many, options.seconds))
+            service = asyncio.run(measure_all(served.port, problems, few, many, options.seconds))
         stores = [taken_in("a file", str(Path(folder) / "w.sqlite"), few, options.seconds)]
         if why_no_postgres() is None:
             with running_cluster() as cluster:
@@ -182,7 +182,7 @@ def taken_in(what: str, where: str, configs: list[dict[str, Any]], seconds: floa
     return {"what": what, "batches_per_s": round(count / seconds), "timings_per_s": round(20 * count / seconds)}
 
 
-async def measured(port: int, problems: list[Problem], few: Any, many: Any, seconds: float) -> list[dict[str, Any]]:
+async def measure_all(port: int, problems: list[Problem], few: Any, many: Any, seconds: float) -> list[dict[str, Any]]:
     bodies = [request({"device": GPU, "problem": dict(p), "configs": few}) for p in problems]
     together = [request({"device": GPU, "problems": [dict(p) for p in problems[:64]], "configs": few})]
     fresh = (
@@ -203,9 +203,9 @@ async def measured(port: int, problems: list[Problem], few: Any, many: Any, seco
     ]
 
 
-def row(what: str, taken: list[float], seconds: float, each: int = 1) -> dict[str, Any]:
-    figures = {"p50_ms": round(percentile(taken, 0.5), 2), "p99_ms": round(percentile(taken, 0.99), 2)}
-    return {"what": what, "choices_per_s": round(each * len(taken) / seconds), **figures}
+def row(what: str, latencies: list[float], seconds: float, each: int = 1) -> dict[str, Any]:
+    figures = {"p50_ms": round(percentile(latencies, 0.5), 2), "p99_ms": round(percentile(latencies, 0.99), 2)}
+    return {"what": what, "choices_per_s": round(each * len(latencies) / seconds), **figures}
 
 
 if __name__ == "__main__":

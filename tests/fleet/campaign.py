@@ -85,8 +85,8 @@ def disturbed_campaign(folder: Path, cluster: Any, database: Any, where: str, co
     first.kill()
     again = [Driver(cluster.address, where, shapes(folder, count), configs) for _ in range(2)]
     assert [driver.wait(_PATIENCE) for driver in again] == [0, 0]
-    assert not set(again[0].measured()) & set(again[1].measured()), "no kernel is measured twice"
-    return [len(driver.measured()) for driver in again]
+    assert not set(again[0].measured_events()) & set(again[1].measured_events()), "no kernel is measured twice"
+    return [len(driver.measured_events()) for driver in again]
 
 
 def check_whole(where: str, count: int) -> dict[str, int]:

@@ -68,7 +68,7 @@ class Driver:
         lines = self.log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-    def measured(self) -> list[str]:
+    def measured_events(self) -> list[str]:
         """The kernels that it saw finished."""
         steps = [event for event in self.events() if event["event"] == "measured"]
         return [kernel["name"] for event in steps for kernel in event["kernels"] if kernel["finished"]]

@@ -26,9 +26,9 @@ VALUES = st.recursive(
 FIELDS = st.dictionaries(WORDS, VALUES, max_size=4)
 
 
-def meant(read: Any, body: bytes) -> Any:
+def parse_or_error(parser: Any, body: bytes) -> Any:
     try:
-        return read(body)
+        return parser(body)
     except Rejected as error:
         return str(error)
 
@@ -46,7 +46,7 @@ def test_what_stands_around_a_known_list_is_read_as_json_reads_it(before: Any, a
     around = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in before.items()]
     behind = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in after.items()]
     body = ("{" + ", ".join([*around, f'"configs": {TEXT}', *behind]) + "}").encode()
-    assert meant(lists.parse, body) == meant(parse_object, body)
+    assert parse_or_error(lists.parse, body) == parse_or_error(parse_object, body)
 
 
 @given(
@@ -59,7 +59,7 @@ def test_a_damaged_body_is_refused_as_ever(at: int, put: bytes, cut: bool) -> No
     whole = b'{"device": {"kind": "cpu"}, "configs": %s, "problem": {"m": 8}}' % TEXT.encode()
     lists.parse(whole)
     body = whole[:at] + put + whole[at + cut :]
-    assert meant(lists.parse, body) == meant(parse_object, body)
+    assert parse_or_error(lists.parse, body) == parse_or_error(parse_object, body)
 
 
 @pytest.mark.parametrize("tail", ["]", '], "x": 1}', ']"}]}', ']zzz"}]}'])
@@ -68,4 +68,4 @@ def test_a_bracket_inside_a_word_is_no_end(tail: str) -> None:
     start = '{"configs": [' + "1, " * 200 + '{"a": "'
     lists.parse((start + ']"}]}').encode())
     body = (start + tail).encode()
-    assert meant(lists.parse, body) == meant(parse_object, body)
+    assert parse_or_error(lists.parse, body) == parse_or_error(parse_object, body)

@@ -66,7 +66,7 @@ def test_interrupted_it_ends_in_order_and_claims_nothing_any_longer(tmp_path: Pa
     with cluster_of(2) as cluster:
         where = str(tmp_path / "s.sqlite")
         driver = Driver(cluster.address, where, shapes(tmp_path, 100), CONFIGS)
-        until(lambda: len(driver.measured()) >= 3, "the first kernels", 120)
+        until(lambda: len(driver.measured_events()) >= 3, "the first kernels", 120)
         driver.process.send_signal(signal.SIGINT)
         assert driver.wait(60) == 130
         with Store(where) as store:

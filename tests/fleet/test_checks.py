@@ -23,7 +23,7 @@ def numbered(count: int) -> dict[str, int]:
     return {f"n{at}": at for at in range(count)}
 
 
-TAKEN: list[Callable[[], Any]] = [
+VALID: list[Callable[[], Any]] = [
     lambda: device(identity="x" * 120),
     lambda: device(details={"torch": "2.9", "driver": 580, "mig": False, "note": "x" * 200}),
     lambda: device(details={"cores": 2**53 - 1}),
@@ -42,7 +42,7 @@ TAKEN: list[Callable[[], Any]] = [
     lambda: checks.parse_list([1] * 64, "problems", 64),
     lambda: checks.parse_list([1], "problems", 64),
 ]
-REFUSED: list[tuple[Callable[[], Any], str]] = [
+INVALID: list[tuple[Callable[[], Any], str]] = [
     (lambda: device(kind="tpu"), "device.kind is one of cpu, triton"),
     (lambda: device(kind=None), "device.kind"),
     (lambda: device(identity=""), "device.identity"),
@@ -88,12 +88,12 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("parse", TAKEN)
+@pytest.mark.parametrize("parse", VALID)
 def test_the_largest_values_are_taken(parse: Callable[[], Any]) -> None:
     parse()
 
 
-@pytest.mark.parametrize(("parse", "sentence"), REFUSED)
+@pytest.mark.parametrize(("parse", "sentence"), INVALID)
 def test_what_is_beyond_a_limit_is_refused_with_a_sentence(parse: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(Rejected, match=sentence):
         parse()

@@ -17,7 +17,7 @@ from tilewise_fleet.cli.fleet import serve as start_service
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "compose.yaml"
-KNOWN = {"image", "command", "environment", "volumes", "healthcheck", "restart", "depends_on", "ports", "shm_size",
+KEYS = {"image", "command", "environment", "volumes", "healthcheck", "restart", "depends_on", "ports", "shm_size",
          "stop_grace_period"}  # fmt: skip
 
 
@@ -25,8 +25,8 @@ KNOWN = {"image", "command", "environment", "volumes", "healthcheck", "restart",
 def services() -> dict[str, Any]:
     compose: dict[str, Any] = yaml.safe_load(FILE.read_text())
     assert set(compose) == {"services", "volumes"}
-    named: dict[str, Any] = compose["services"]
-    return named
+    services_by_name: dict[str, Any] = compose["services"]
+    return services_by_name
 
 
 def words(service: dict[str, Any]) -> list[str]:
@@ -39,7 +39,7 @@ def words(service: dict[str, Any]) -> list[str]:
 
 def test_services_have_known_keys_and_stand_on_each_other(services: dict[str, Any]) -> None:
     for name, service in services.items():
-        assert set(service) <= KNOWN, name
+        assert set(service) <= KEYS, name
         assert set(service.get("depends_on", {})) <= set(services)
         assert re.fullmatch(r"(postgres|python):[0-9.]+(-slim)?", service["image"])
         for port in service.get("ports", []):

@@ -37,7 +37,7 @@ def holder(kind: str, device: int = 0) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "free"),
+    ("held_lock", "wanted_lock", "free"),
     [
         (("cpu", 0), ("cpu", 0), False),
         (("cpu", 0), ("triton", 1), False),
@@ -46,15 +46,15 @@ def holder(kind: str, device: int = 0) -> subprocess.Popen[bytes]:
         (("triton", 0), ("triton", 1), True),
     ],
 )
-def test_who_keeps_whom_waiting(held: tuple[str, int], wanted: tuple[str, int], free: bool) -> None:
-    process = holder(*held)
+def test_who_keeps_whom_waiting(held_lock: tuple[str, int], wanted_lock: tuple[str, int], free: bool) -> None:
+    process = holder(*held_lock)
     try:
-        with exclusive_device(*wanted, 0.05) as locked:
+        with exclusive_device(*wanted_lock, 0.05) as locked:
             assert locked is free
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with exclusive_device(*wanted, 5.0) as locked:
+    with exclusive_device(*wanted_lock, 5.0) as locked:
         assert locked, "a killed process holds nothing"
 
 

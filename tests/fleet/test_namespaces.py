@@ -55,7 +55,9 @@ def test_a_campaign_over_two_network_namespaces_goes_on_when_one_of_them_is_gone
         driver, log = campaign(first, address, store, shapes(tmp_path, KERNELS))
         until(lambda: log.read_text().count('"started"') >= 2, "both nodes to start", 180)
         until(lambda: done(store) >= KERNELS // 3, "a third", 180)
-        assert len({line.split('"slot": "')[1].split(" ")[0] for line in measured(log)}) == 2, "both had a part in it"
+        assert len({line.split('"slot": "')[1].split(" ")[0] for line in measured_lines(log)}) == 2, (
+            "both had a part in it"
+        )
         other.kill()
         kill_all(second)
         assert driver.wait(300) == 0, log.read_text()[-2000:]
@@ -85,7 +87,7 @@ def campaign(side: Side, address: str, store: str, path: Path) -> tuple[subproce
         ), log  # fmt: skip
 
 
-def measured(log: Path) -> list[Any]:
+def measured_lines(log: Path) -> list[Any]:
     return [line for line in log.read_text().splitlines() if '"measured"' in line]
 
 

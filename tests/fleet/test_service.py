@@ -167,7 +167,7 @@ def test_choices_have_a_rate_limit(where: str) -> None:
         assert {client.post("/choose", json=body).status_code for _ in range(14)} == {200, 429}
 
 
-REFUSED: list[tuple[str, Any, int, str]] = [
+INVALID: list[tuple[str, Any, int, str]] = [
     ("/choose", {"device": GPU}, 400, "give a problem"),
     ("/choose", {"device": {"kind": "tpu", "identity": "x"}, "problem": {"family": "x"}}, 400, "device.kind"),
     ("/choose", {"device": GPU, "problem": {"family": "x'; DROP TABLE timing; --"}}, 400, "short words"),
@@ -188,7 +188,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "content", "status", "sentence"), REFUSED)
+@pytest.mark.parametrize(("path", "content", "status", "sentence"), INVALID)
 def test_nonsense_is_refused_with_a_sentence(
     client: TestClient, where: str, path: str, content: Any, status: int, sentence: str
 ) -> None:

@@ -100,14 +100,14 @@ def test_after_two_kills_every_acknowledged_measurement_is_there_once(where: str
     print(f"\n{total} measurements of {CLIENTS} clients in {seconds:.1f} s with two kills: {dict(counter)}")
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_no_answer_is_undocumented_and_none_is_a_5xx(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("has_token", [True, False])
+def test_no_answer_is_undocumented_and_none_is_a_5xx(tmp_path: Path, has_token: bool) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis is not installed; `make test-fleet` installs it")
     where = str(tmp_path / "s.sqlite")
     with Store(where) as store:
         token = create_token(store)
     with ServedStore(where, "--rate", "0") as served:
-        options = ["-H", f"Authorization: Bearer {token}"] if known else []
+        options = ["-H", f"Authorization: Bearer {token}"] if has_token else []
         limits = ["--max-examples", os.environ.get("TILEWISE_FUZZ_EXAMPLES", "60"), "--seed", "1", "--workers", "1"]
         program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
         command = [*program, "run", f"{served.url}/openapi.json", "--checks", CHECKS, *limits, *options]

@@ -123,12 +123,12 @@ def test_killed_and_resumed_a_sweep_gives_the_same_best_trial(tmp_path: Path) ->
         before = killed.done()
         resumed = Command(cluster.address, tmp_path / "killed").answer()
 
-    def told(answer: dict[str, object]) -> dict[str, object]:
+    def without_times(answer: dict[str, object]) -> dict[str, object]:
         assert isinstance(answer["best"], dict)
         return {name: value for name, value in answer["best"].items() if name != "seconds"}
 
     assert 5 <= before < 16
-    assert told(straight) == told(resumed)
+    assert without_times(straight) == without_times(resumed)
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "killed"))
     assert len(one) == len(two)
-    print(f"\n16 trials in {seconds:.1f} s; killed after {before}, the same best: {told(resumed)}")
+    print(f"\n16 trials in {seconds:.1f} s; killed after {before}, the same best: {without_times(resumed)}")

@@ -46,13 +46,13 @@ def test_one_machine_measures_answers_and_ends_in_order(tmp_path: Path) -> None:
         assert (status, answer["choices"][0]["source"]) == (200, "measured")
         up.send_signal(signal.SIGINT)
         assert up.wait(PATIENCE) == 0
-        until(lambda: _gone(port), "the end of the service")
+        until(lambda: _is_closed(port), "the end of the service")
     finally:
         if up.poll() is None:
             up.kill()
 
 
-def _gone(port: int) -> bool:
+def _is_closed(port: int) -> bool:
     try:
         post(port, "/choose", {})
     except OSError:

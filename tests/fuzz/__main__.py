@@ -72,7 +72,7 @@ def report(name: str, options: argparse.Namespace) -> Outcome | None:
         return None
     outcome = Outcome(**json.loads(done.stdout.splitlines()[-1]))
     lines = [
-        f"{name}: {options.count} files, {outcome.read} read, {outcome.refused} refused, "
+        f"{name}: {options.count} files, {outcome.accepted} read, {outcome.rejected_count} refused, "
         f"{len(outcome.failures)} kinds of failure, slowest {outcome.slowest_s:.2f} s, "
         f"grew by {outcome.grown_mib:.0f} MiB, {time.perf_counter() - started:.0f} s"
     ]

@@ -157,10 +157,10 @@ def attempt(name: str, parameter: Any, kind: str) -> str:
         return _judge(child, transcript)
 
 
-def _command(words: list[str], folder: str, said: Path) -> None:
+def _command(words: list[str], folder: str, output_file: Path) -> None:
     """In the child: the command, with what it says in a file."""
     os.setsid()
-    out = os.open(said, os.O_WRONLY | os.O_CREAT)
+    out = os.open(output_file, os.O_WRONLY | os.O_CREAT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -174,8 +174,8 @@ def _command(words: list[str], folder: str, said: Path) -> None:
         from tilewise.cli.app import main
 
         main()
-    except SystemExit as left:
-        code = int(left.code or 0)
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
     except BaseException:
         import traceback
 
@@ -185,7 +185,7 @@ def _command(words: list[str], folder: str, said: Path) -> None:
         os._exit(code)
 
 
-def _judge(child: int, said: Path) -> str:
+def _judge(child: int, output_file: Path) -> str:
     started, limit = time.monotonic(), 30 * MOST_SECONDS  # of the wall; the CPU has its own
     while True:
         done, status, used = os.wait4(child, os.WNOHANG)
@@ -196,7 +196,7 @@ def _judge(child: int, said: Path) -> str:
             os.wait4(child, 0)
             return f"still there after {limit} s"
         time.sleep(0.02)
-    text = said.read_text(errors="replace") if said.exists() else ""
+    text = output_file.read_text(errors="replace") if output_file.exists() else ""
     if os.WIFSIGNALED(status):
         return f"killed by signal {os.WTERMSIG(status)}"
     grown = used.ru_maxrss / 1024 - _own_mib()

@@ -71,21 +71,21 @@ def readers() -> set[str]:
     return names
 
 
-def _search(node: ast.AST, file: str, names: tuple[str, ...], found: set[str]) -> None:
+def _search(node: ast.AST, file: str, names: tuple[str, ...], functions: set[str]) -> None:
     for child in ast.iter_child_nodes(node):
         inner = names
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*names, child.name)
         if isinstance(child, ast.Call) and _reads(child.func):
-            found.add(f"{file}:{'.'.join(names)}")
-        _search(child, file, inner, found)
+            functions.add(f"{file}:{'.'.join(names)}")
+        _search(child, file, inner, functions)
 
 
-def _reads(called: ast.expr) -> bool:
-    if isinstance(called, ast.Name):
-        return called.id in OPENING
-    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
-        return (called.value.id, called.attr) in PARSING
+def _reads(callee: ast.expr) -> bool:
+    if isinstance(callee, ast.Name):
+        return callee.id in OPENING
+    if isinstance(callee, ast.Attribute) and isinstance(callee.value, ast.Name):
+        return (callee.value.id, callee.attr) in PARSING
     return False
 
 

@@ -34,8 +34,8 @@ MOST_GROWTH_MIB = 512.0
 class Outcome:
     """How many files were read or refused, and by place what escaped: how often, and one such file in hexadecimal."""
 
-    read: int = 0
-    refused: int = 0
+    accepted: int = 0
+    rejected_count: int = 0
     slowest_s: float = 0.0
     grown_mib: float = 0.0
     failures: dict[str, Any] = field(default_factory=dict)
@@ -88,9 +88,9 @@ def try_one(target: Target, content: bytes, outcome: Outcome) -> None:
     try:
         with np.errstate(all="ignore"):
             target.use(target.place)
-        outcome.read += 1
+        outcome.accepted += 1
     except TilewiseError as error:
-        outcome.refused += 1
+        outcome.rejected_count += 1
         sentence = str(error)
         if not 0 < len(sentence) <= MOST_CHARACTERS or not sentence.isprintable():
             _failed(outcome, f"not one printable sentence: {sentence!r}"[:200], content)

@@ -398,13 +398,13 @@ def archive(folder: Path) -> Target:
     return Target(folder / "a.tar", lambda path: unpack_tar(path, folder / "data"))
 
 
-def _imported(kind: str, made: str, inside: Damage) -> Callable[[Path], Target]:
+def _imported(kind: str, log_name: str, inside: Damage) -> Callable[[Path], Target]:
     def make(folder: Path) -> Target:
         from costmodel.data.importers import test_importers
 
         from tilewise.costmodel.data.importers import import_logs
 
-        (folder / "log.json").write_text(getattr(test_importers, made)())
+        (folder / "log.json").write_text(getattr(test_importers, log_name)())
 
         def use(path: Path) -> None:
             shutil.rmtree(folder / "out", ignore_errors=True)
@@ -535,11 +535,11 @@ def _store(folder: Path) -> Path:
     return folder / "copy.sqlite"
 
 
-def _use_store(given: Path, folder: Path) -> None:
+def _use_store(store_file: Path, folder: Path) -> None:
     from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.export import export_folder, make_collection
 
-    with open_measurements(given) as store:
+    with open_measurements(store_file) as store:
         store.runs()
         export_folder(make_collection(store, "own"), folder / "export")
 

@@ -48,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
 
 
-def known(name: str) -> None:
+def check_known(name: str) -> None:
     if name.startswith(NEED_TORCH):
         pytest.importorskip("torch")
         pytest.importorskip("lightgbm")
@@ -57,7 +57,7 @@ def known(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_damaged_file_is_one_sentence_or_a_right_result(name: str, cache: None) -> None:
-    known(name)
+    check_known(name)
     with noted(REACHED.setdefault(name, set())):
         outcome = run_target(name, count=8, seed=0)
     assert not outcome.failures
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_one_sentence_or_a_right_result(name: str, cache: None
 def test_every_reader_of_the_package_has_a_target(cache: None) -> None:
     pytest.importorskip("fastapi")
     for name in sorted(TARGETS.keys() - REACHED.keys()):
-        known(name)
+        check_known(name)
         with noted(REACHED.setdefault(name, set())):
             run_target(name, count=0, seed=0)
     every = readers()
@@ -79,7 +79,7 @@ def test_every_reader_of_the_package_has_a_target(cache: None) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_what_once_escaped_no_longer_does(path: Path, tmp_path: Path, cache: None) -> None:
-    known(path.parent.name)
+    check_known(path.parent.name)
     outcome = Outcome()
     target = TARGETS[path.parent.name](tmp_path)
     try_one(target, path.read_bytes(), outcome)
@@ -117,7 +117,7 @@ HOSTILE = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_what_is_no_file_is_one_sentence_to_every_reader(name: str, tmp_path: Path, cache: None) -> None:
-    known(name)
+    check_known(name)
     target = TARGETS[name](tmp_path)
     for kind, make in HOSTILE.items():
         with contextlib.suppress(FileNotFoundError):

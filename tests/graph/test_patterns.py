@@ -287,26 +287,26 @@ def test_a_view_is_where_the_numbers_lie() -> None:
         x = np.arange(math.prod(shape)).reshape(shape)
         view, array = whole(0, shape), x
         for _ in range(5):
-            view, array = _moved(rng, view, array)
+            view, array = _random_view_step(rng, view, array)
         assert view.shape == array.shape
         assert np.array_equal(_read(view, x), array)
 
 
-def _moved(rng: np.random.Generator, view: Any, seen: Any) -> tuple[Any, Any]:
+def _random_view_step(rng: np.random.Generator, view: Any, viewed: Any) -> tuple[Any, Any]:
     kind = rng.integers(3)
-    if kind == 0 and seen.ndim:
-        axes = tuple(rng.permutation(seen.ndim).tolist())
-        return permuted(view, axes), seen.transpose(axes)
-    if kind == 1 and seen.ndim:
-        low = int(rng.integers(seen.shape[0]))
+    if kind == 0 and viewed.ndim:
+        axes = tuple(rng.permutation(viewed.ndim).tolist())
+        return permuted(view, axes), viewed.transpose(axes)
+    if kind == 1 and viewed.ndim:
+        low = int(rng.integers(viewed.shape[0]))
         index = (low,) if rng.integers(2) else (slice(low, None, int(rng.integers(1, 3))),)
         result = indexed(view, index)
-        return (view, seen) if result is None else (result, seen[index])
-    sizes = rng.permutation([f for n in seen.shape for f in ([2, n // 2] if n % 2 == 0 and n else [n])]).tolist()
+        return (view, viewed) if result is None else (result, viewed[index])
+    sizes = rng.permutation([f for n in viewed.shape for f in ([2, n // 2] if n % 2 == 0 and n else [n])]).tolist()
     cut = int(rng.integers(len(sizes) + 1)) if sizes else 0
     target = tuple(n for n in (math.prod(sizes[:cut]), *sizes[cut:]))
     result = reshaped(view, target)
-    return (view, seen) if result is None else (result, seen.reshape(target))
+    return (view, viewed) if result is None else (result, viewed.reshape(target))
 
 
 def _read(view: Any, x: Any) -> Any:

@@ -116,12 +116,12 @@ def planned(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray, residual
     return out
 
 
-def assert_near(got: np.ndarray, want: Any) -> None:
+def assert_near(result: np.ndarray, want: Any) -> None:
     expected = np.asarray(want)
-    assert got.shape == expected.shape
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    assert result.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
     scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0)))
-    assert float(np.nanmax(np.abs(got - expected), initial=0)) <= 2e-5 * scale
+    assert float(np.nanmax(np.abs(result - expected), initial=0)) <= 2e-5 * scale
 
 
 @pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])

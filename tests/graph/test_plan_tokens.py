@@ -100,9 +100,10 @@ class Reshapes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x).relu()
         parts = y.reshape(*y.shape[:2], 2, 3, 4).permute(2, 0, 1, 4, 3)
-        turned = y.permute(0, 2, 1).reshape(y.shape[0], 4, -1)
+        transposed = y.permute(0, 2, 1).reshape(y.shape[0], 4, -1)
         other = (
-            parts[1].sum(axis=(1, 2), keepdims=True) + parts[-1] * turned.mean(axis=1, keepdims=True)[:, :, :1, None]
+            parts[1].sum(axis=(1, 2), keepdims=True)
+            + parts[-1] * transposed.mean(axis=1, keepdims=True)[:, :, :1, None]
         )
         return other.reshape(2, -1) + y[:, 1].sum(axis=-1, keepdims=True) + y.reshape(2, -1)[:, :1]
 

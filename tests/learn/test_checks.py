@@ -105,7 +105,7 @@ def test_right_answers_in_any_style_pass(lesson, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("def percentile(samples, q):\n    while True: pass", "did not come to an end"),
         ("def percentile(samples, q:\n    pass", "cannot read"),
@@ -116,12 +116,12 @@ def test_right_answers_in_any_style_pass(lesson, tmp_path):
         ("def percentile(samples, q):\n    return 'fast'", "not a number"),
     ],
 )
-def test_files_that_misbehave_get_a_sentence(text, said, tmp_path):
+def test_files_that_misbehave_get_a_sentence(text, sentence, tmp_path):
     path = tmp_path / "profiling.py"
     path.write_text(text)
     result = learn.check("profiling", path, time_limit=0.5)[0]
     assert not result.solved
-    assert said in result.feedback
+    assert sentence in result.feedback
 
 
 def test_an_existing_file_is_not_written_over(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from tests.learn.test_lessons import DOCS, code_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-CALLED = """
+CALLS = """
 matmul_naive matmul_blocked matmul_numpy OptimizedBackend .dispatch INT8Quantizer .quantize_weights calibrate
 quantize QuantizedConv2d.from_float QuantizedLinear.from_float MagnitudePruner .prune prune_conv_filters
 SparseLinear.from_dense KVCache .update .get CachedAttention .forward generate Timer .measure MemoryProfiler
@@ -22,7 +22,7 @@ SparseLinear.from_dense KVCache .update .get CachedAttention .forward generate T
 CLAIMS = ("ten to a hundred times", "a quarter of the bytes and less than one point", "less than two points", "linear")
 
 
-@pytest.mark.parametrize("name", CALLED.split())
+@pytest.mark.parametrize("name", CALLS.split())
 def test_a_name_of_the_plan_is_called_on_the_page(name):
     assert f"{name}(" in code_of("modules")
 

@@ -60,7 +60,7 @@ def can_be_fenced(value: object) -> bool:
     )
 
 
-def fencing(function, at_end: bool, kept: deque | None = None):
+def fencing(function, at_end: bool, storage: deque | None = None):
     """The function with its arrays fenced in; `kept` holds the copies for objects that go on reading theirs."""
 
     @functools.wraps(function)
@@ -76,8 +76,8 @@ def fencing(function, at_end: bool, kept: deque | None = None):
             return copies[-1][1]
 
         result = function(*[fence(a) for a in args], **{name: fence(a) for name, a in kwargs.items()})
-        if kept is not None:
-            kept.extend(copies)
+        if storage is not None:
+            storage.extend(copies)
         for original, copy in copies:
             if original.flags.writeable:
                 original[...] = copy
@@ -107,10 +107,10 @@ def fence_in(native: ModuleType, at_end: bool) -> None:
 class FewerExamples(hypothesis.settings):
     """Hypothesis' settings with a bound on how many examples a test may ask for."""
 
-    def __init__(self, *parent, **given):
-        if "max_examples" in given:
-            given["max_examples"] = min(given["max_examples"], MOST_EXAMPLES)
-        super().__init__(*parent, **given)
+    def __init__(self, *parent, **arguments):
+        if "max_examples" in arguments:
+            arguments["max_examples"] = min(arguments["max_examples"], MOST_EXAMPLES)
+        super().__init__(*parent, **arguments)
 
 
 def main() -> int:

@@ -102,7 +102,7 @@ def on_disk(rng: np.random.Generator, folder: Path) -> dict[str, Job]:
         tw.save({"a": array}, path)
         return np.asarray(tw.load(path)["a"])
 
-    def remembered() -> np.ndarray:
+    def cached_result() -> np.ndarray:
         at = threading.get_ident() % 8
         choices = ChoiceFile(folder, "here")
         choices.put(Decision(problems[at], tiles[at], "measured", 10.0, None, 3, True))
@@ -112,7 +112,7 @@ def on_disk(rng: np.random.Generator, folder: Path) -> dict[str, Job]:
 
     scorer = load_scorer(shipped_file("cpu"))
     kernel = load_dataset("cpu").test[0]
-    return {"file": saved, "choices": remembered, "rank": lambda: rank(scorer, kernel).scores}
+    return {"file": saved, "choices": cached_result, "rank": lambda: rank(scorer, kernel).scores}
 
 
 class Stress:

@@ -21,7 +21,7 @@ SUBJECTS = {  # kernels rarely look behind them: the longest loops are enough th
 }
 # Not: promises about caches that know an array by its address, or about what a trained model says; what calls no kernel
 # (NumPy's backend, refusals, the table of tiles); the same products again with other numbers of threads.
-CHOSEN = (
+SELECTION = (
     "not make_room and not keeps_no_memory and not reuse_memory and not perplexity and not [numpy and not infeasible"
     " and not tile_table and not number_of_threads and not adam_takes"
 )
@@ -31,6 +31,6 @@ CHOSEN = (
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages the way Linux does")
 @pytest.mark.parametrize("place", SUBJECTS)
 def test_kernels_stay_inside_arrays_that_lie_beside_a_forbidden_page(place):
-    command = [sys.executable, "tests/native/fenced.py", place, *SUBJECTS[place], "-q", "-k", CHOSEN]
+    command = [sys.executable, "tests/native/fenced.py", place, *SUBJECTS[place], "-q", "-k", SELECTION]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])

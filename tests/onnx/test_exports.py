@@ -42,9 +42,9 @@ def exported(name: str, path: Path, dynamo: bool = False) -> Path:
     return path
 
 
-def assert_near(got: np.ndarray, want: np.ndarray) -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype
-    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+def assert_near(result: np.ndarray, want: np.ndarray) -> None:
+    assert result.shape == want.shape and result.dtype == want.dtype
+    assert np.abs(result - want).max() <= 1e-4 * np.abs(want).max()
 
 
 def assert_planned(name: str, network: tilewise.onnx.Network, inputs: Inputs, want: np.ndarray) -> None:

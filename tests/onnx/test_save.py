@@ -21,9 +21,9 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def assert_near(got: np.ndarray, want: np.ndarray, relative: float = 1e-4) -> None:
-    assert got.shape == want.shape
-    assert np.abs(got - want).max() <= relative * np.abs(want).max()
+def assert_near(result: np.ndarray, want: np.ndarray, relative: float = 1e-4) -> None:
+    assert result.shape == want.shape
+    assert np.abs(result - want).max() <= relative * np.abs(want).max()
 
 
 def check(model: nn.Module, path: Path, *inputs: np.ndarray, example: Any = None) -> None:

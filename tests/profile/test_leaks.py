@@ -101,8 +101,8 @@ def _leak_unbounded_cache():
     _unbounded(next(_numbers))
 
 
-def _leak_default_argument(seen=[]):  # noqa: B006
-    seen.append(bytes(1000))
+def _leak_default_argument(blocks=[]):  # noqa: B006
+    blocks.append(bytes(1000))
 
 
 def _leak_exception():

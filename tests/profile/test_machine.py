@@ -21,7 +21,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def measurements(monkeypatch):
     """Quick probes, counted."""
     calls = []
 
@@ -53,12 +53,12 @@ def test_without_the_extension_numpy_estimates_and_says_so(monkeypatch):
     assert figures.peak() > 0 and figures.memory_bandwidth() > 0
 
 
-def test_figures_are_measured_once_and_kept(counted):
+def test_figures_are_measured_once_and_kept(measurements):
     first = module.machine()
     assert module.machine() == first
-    assert len(counted) == 1
+    assert len(measurements) == 1
     assert module.machine(refresh=True).cpu == first.cpu
-    assert len(counted) == 2
+    assert len(measurements) == 2
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,26 @@ def test_figures_are_measured_once_and_kept(counted):
         lambda text: json.dumps({**json.loads(text), "identity": ["another machine"]}),
     ],
 )
-def test_a_damaged_or_foreign_file_is_measured_again(counted, damage):
+def test_a_damaged_or_foreign_file_is_measured_again(measurements, damage):
     module.machine()
     path = module.cache_file()
     path.write_text(damage(path.read_text()))
     assert module.machine().peak() > 0
-    assert len(counted) == 2
+    assert len(measurements) == 2
     assert module.machine().peak() > 0
-    assert len(counted) == 2
+    assert len(measurements) == 2
 
 
-def test_playing_another_machine_leaves_the_figures_of_this_one(counted, monkeypatch):
+def test_playing_another_machine_leaves_the_figures_of_this_one(measurements, monkeypatch):
     module.machine()
     monkeypatch.setenv("TILEWISE_MACHINE", "l2=2M")
     module.machine()
     monkeypatch.delenv("TILEWISE_MACHINE")
     module.machine()
-    assert len(counted) == 2
+    assert len(measurements) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(counted, own_cache, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_no_error(measurements, own_cache, monkeypatch):
     (own_cache / "file").write_text("not a folder")
     monkeypatch.setenv("TILEWISE_CACHE", str(own_cache / "file" / "below"))
     assert module.machine().peak() > 0

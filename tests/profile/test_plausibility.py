@@ -41,7 +41,7 @@ def test_threads_that_share_a_core_are_not_doubted():
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "sentence"),
     [
         (
             machine_of({1: 100e9, 2: 70e9}),
@@ -56,20 +56,20 @@ def test_threads_that_share_a_core_are_not_doubted():
         (machine_of({1: 100e9}, {1: 5e13}, cache=6e13), "which is impossible"),
     ],
 )
-def test_figures_that_cannot_be_right_are_doubted_in_one_sentence(figures, said):
-    assert said in find_doubts(figures, CALM, LATER)[0]
+def test_figures_that_cannot_be_right_are_doubted_in_one_sentence(figures, sentence):
+    assert sentence in find_doubts(figures, CALM, LATER)[0]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({"busy_cpu": 1e4}, "other processes"),
         ({"stolen_cpu": 1e4}, "hypervisor"),
         ({"reference_loop": 2e-4}, "frequency"),
     ],
 )
-def test_what_a_busy_machine_gave_is_doubted(change, said):
-    assert said in find_doubts(SOUND, CALM, dataclasses.replace(LATER, **change))[0]
+def test_what_a_busy_machine_gave_is_doubted(change, sentence):
+    assert sentence in find_doubts(SOUND, CALM, dataclasses.replace(LATER, **change))[0]
 
 
 @pytest.fixture

@@ -66,12 +66,12 @@ def _without(program: Program, index: int, source: int) -> Program:
     """The program without an operation, whose readers read `source` instead."""
     end = index + 1
 
-    def moved(value: int) -> int:
+    def renumber(value: int) -> int:
         value = source if value == end else value
         return value - 1 if value > end else value
 
     other_ops = [op for i, op in enumerate(program.ops) if i != index]
-    return replace(program, ops=tuple(replace(op, inputs=tuple(map(moved, op.inputs))) for op in other_ops))
+    return replace(program, ops=tuple(replace(op, inputs=tuple(map(renumber, op.inputs))) for op in other_ops))
 
 
 def _without_unread(program: Program) -> Program:

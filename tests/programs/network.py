@@ -53,8 +53,8 @@ class FusedNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         values = {0: x}
         for (inputs, result), chain in zip(self.chains, self.layers.children(), strict=True):
-            read = [values[i] for i in inputs]
-            values[result] = chain(*read) if len(read) == 1 else chain[0](*read)
+            operands = [values[i] for i in inputs]
+            values[result] = chain(*operands) if len(operands) == 1 else chain[0](*operands)
         return values[self.result]
 
 

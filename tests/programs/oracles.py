@@ -247,8 +247,8 @@ def _with_drawn_int16(run: Run, module: nn.Module) -> QuantizedModel:
     """An INT8 model in which some activations have int16, wherever they are: `quantize` chooses the sensitive ones."""
     graph, calibration, *_ = trace_and_calibrate(module, [run.x])
     rng = np.random.default_rng((run.program.seed, 2))
-    drawn = {g: "drawn" for g in sorted(set(tied_values(graph))) if rng.random() < run.conditions.int16_share}
-    return QuantizedModel(graph, calibration, {}, int16_reasons=with_int16_residuals(graph, drawn))
+    int16_groups = {g: "drawn" for g in sorted(set(tied_values(graph))) if rng.random() < run.conditions.int16_share}
+    return QuantizedModel(graph, calibration, {}, int16_reasons=with_int16_residuals(graph, int16_groups))
 
 
 def _is_near(run: Run, result: Array) -> bool:

@@ -155,8 +155,8 @@ def test_the_scan_names_the_layer_that_must_not_be_pruned() -> None:
 # --- structured ---
 
 
-def masked_filters(conv: nn.Conv2d, kept: np.ndarray) -> None:
-    pruned_filters = np.setdiff1d(np.arange(conv.out_channels), kept)
+def masked_filters(conv: nn.Conv2d, kept_filters: np.ndarray) -> None:
+    pruned_filters = np.setdiff1d(np.arange(conv.out_channels), kept_filters)
     conv.weight.data[pruned_filters] = 0
     if conv.bias is not None:
         conv.bias.data[pruned_filters] = 0

@@ -102,8 +102,10 @@ def test_strange_inputs_give_what_numpy_gives(every_isa: list[str]) -> None:
 def test_unpacking_gives_back_what_was_packed(shape: tuple[int, int], symmetric: bool) -> None:
     assert native is not None
     blocks = random_blocks(np.random.default_rng(1), *shape, symmetric)
-    for array, given_ in zip(native.BlockMatrix.from_codes(*parts(blocks)).unpack(), parts(blocks), strict=True):
-        np.testing.assert_array_equal(array, given_)
+    for array, expected_array in zip(
+        native.BlockMatrix.from_codes(*parts(blocks)).unpack(), parts(blocks), strict=True
+    ):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -117,7 +117,9 @@ def test_layers_of_every_activation_and_width(
 ) -> None:
     rng = np.random.default_rng(4)
     low, high = affine_from_range(-2.0, 6.0), affine_from_range(-1.0, 3.0)
-    given, made = (p.to_int16(1.5, most) if most else p for p, most in ((high, wide_in), (low, wide_out)))
+    input_parameters, result_parameters = (
+        p.to_int16(1.5, most) if most else p for p, most in ((high, wide_in), (low, wide_out))
+    )
     for channels, columns, taps, groups in [
         (3, 5, 3, 1),
         (16, 24, 1, 1),
@@ -131,10 +133,10 @@ def test_layers_of_every_activation_and_width(
     ]:
         weight = rng.standard_normal((columns, channels // groups, taps, taps)).astype(np.float32)
         padding, bias = (taps // 2, taps // 2), rng.standard_normal(columns).astype(np.float32)
-        for skip in (None, given, made):
+        for skip in (None, input_parameters, result_parameters):
             if skip is not None and skip.is_int16 and not wide_out:
                 continue
-            settings = (given, made, (1, 1), padding, False, skip)
+            settings = (input_parameters, result_parameters, (1, 1), padding, False, skip)
             layer = QuantizedConv2d.from_weights(weight, bias, *settings, activation=activation, groups=groups)
             assert_layer_is_numpys(layer, channels, skip, rng)
 
@@ -143,12 +145,12 @@ def test_layers_of_every_activation_and_width(
 @pytest.mark.parametrize("taps", [(1, 7), (7, 1), (3, 5), (5, 3), (2, 3), (4, 1), (6, 2)])
 def test_depthwise_layers_whose_windows_are_no_squares(taps: tuple[int, int], settings_restored: Any) -> None:
     rng = np.random.default_rng(sum(taps))
-    made, reach = affine_from_range(-2.0, 6.0).to_int16(1.5, 9000), max(taps) // 2
-    for given in (affine_from_range(-1.0, 3.0), affine_from_range(-1.0, 3.0).to_int16(1.5, INT16_MAX)):
+    result_parameters, reach = affine_from_range(-2.0, 6.0).to_int16(1.5, 9000), max(taps) // 2
+    for input_parameters in (affine_from_range(-1.0, 3.0), affine_from_range(-1.0, 3.0).to_int16(1.5, INT16_MAX)):
         for channels in (5, 16, 40):
             weight = rng.standard_normal((channels, 1, *taps)).astype(np.float32)
             bias = rng.standard_normal(channels).astype(np.float32)
-            settings = (given, made, (1, 1), (reach, reach), False, None)
+            settings = (input_parameters, result_parameters, (1, 1), (reach, reach), False, None)
             layer = QuantizedConv2d.from_weights(weight, bias, *settings, activation="silu", groups=channels)
             assert_layer_is_numpys(layer, channels, None, rng)
 
@@ -177,8 +179,8 @@ def assert_layer_is_numpys(
     want = layer(*arrays).data[..., : layer.out_channels]
     for isa in native.supported_isas():
         native.set_isa(isa)
-        got = plan.run([a.data for a in arrays])[0][..., : layer.out_channels]
-        np.testing.assert_array_equal(got, want, err_msg=isa)
+        computed = plan.run([a.data for a in arrays])[0][..., : layer.out_channels]
+        np.testing.assert_array_equal(computed, want, err_msg=isa)
 
 
 @pytest.mark.parametrize("kind", ["bell", "equal", "one", "zeros", "large bias"])
@@ -195,11 +197,13 @@ def test_sums_of_16_bit_products_stay_within_32_bits(k: int, kind: str, most: in
     w = weight.get(kind, rng.standard_normal((4, k)) * 1e-6).astype(np.float32)
     bias = np.full(4, 30.0 if kind == "large bias" else 0.5, np.float32)
     p = AffineParameters(0.001, 0, most)
-    made = int16_weights(w, bias, p)
-    q = made.q.astype(np.int64)
-    steps = np.abs(np.rint(bias / (made.scale.astype(np.float64) * p.scale)))
+    result_parameters = int16_weights(w, bias, p)
+    q = result_parameters.q.astype(np.int64)
+    steps = np.abs(np.rint(bias / (result_parameters.scale.astype(np.float64) * p.scale)))
     assert (np.abs(q).sum(1) * most + steps < 2**31).all()
-    integer_offset(made.q, bias, p.scale * made.scale.astype(np.float64), p)  # raises where they do not
+    integer_offset(
+        result_parameters.q, bias, p.scale * result_parameters.scale.astype(np.float64), p
+    )  # raises where they do not
 
 
 def test_as_many_bits_as_the_error_asks_for() -> None:
@@ -256,14 +260,14 @@ def test_fewer_are_taken_where_they_keep_the_bound_by_luck() -> None:
             return x + np.float32(0.003 if self.count in (10, 8) else 0.1)
 
     exact = np.ones((32, 10), np.float32)
-    seen = EvaluatedBatch(exact, exact)
-    assert _try_fewer(Off(10), 10, Off, seen, 0.02).count == 8
-    assert _try_fewer(Off(12), 12, lambda _: Off(0), seen, 0.02).count == 12
-    assert _try_fewer(Off(0), 0, Off, seen, 0.02).count == 0
+    observations = EvaluatedBatch(exact, exact)
+    assert _try_fewer(Off(10), 10, Off, observations, 0.02).count == 8
+    assert _try_fewer(Off(12), 12, lambda _: Off(0), observations, 0.02).count == 12
+    assert _try_fewer(Off(0), 0, Off, observations, 0.02).count == 0
 
 
-@pytest.mark.parametrize("needed, expected", [(9, 10), (5, 5)])
-def test_all_activations_are_int16_where_nearly_all_need_it(needed: int, expected: int) -> None:
+@pytest.mark.parametrize("required_count, expected", [(9, 10), (5, 5)])
+def test_all_activations_are_int16_where_nearly_all_need_it(required_count: int, expected: int) -> None:
     """The last int8 activations save little time, but saturated on unseen images of RepGhostNet."""
 
     class Converted:
@@ -271,7 +275,7 @@ def test_all_activations_are_int16_where_nearly_all_need_it(needed: int, expecte
             self.count = len(reasons)
 
         def run(self, x: np.ndarray) -> np.ndarray:
-            return x + np.float32(0.003 if self.count >= needed else 0.1)
+            return x + np.float32(0.003 if self.count >= required_count else 0.1)
 
     exact = np.ones((32, 10), np.float32)
     images, graph = EvaluatedBatch(exact, exact), trace(nn.ReLU(), exact)
@@ -290,11 +294,11 @@ def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
         calibration = trace_and_calibrate(model, [images], "minmax")[1]
         pooled = next(i for i, shape in enumerate(calibration.shapes) if shape == (16,))
         picture = next(i for i, shape in enumerate(calibration.shapes) if shape == (16, 14, 14))
-        seen: list[np.ndarray] = []
-        trace(model, x).run(x, lambda _, result, seen=seen: seen.append(result))
-        assert calibration.ranges[picture][1] == seen[picture].max()
+        observations: list[np.ndarray] = []
+        trace(model, x).run(x, lambda _, result, observations=observations: observations.append(result))
+        assert calibration.ranges[picture][1] == observations[picture].max()
         assert calibration.ranges[0] == (x.min(), x.max())
-        reach.append(calibration.ranges[pooled][1] / seen[pooled].max())
+        reach.append(calibration.ranges[pooled][1] / observations[pooled].max())
     assert reach == pytest.approx([1.125, 1.03125], rel=1e-3)
     q: Any = quantize(model, [x], max_error=None)
     brighter = 1.1 * x  # the pooled values are as much larger, the others' ends seldom matter
@@ -308,10 +312,13 @@ def test_a_file_says_how_far_16_bits_reach_and_how_finely(tmp_path: Path) -> Non
     assert load_quantized(tmp_path / "wide.safetensors").affine == q.affine
     arrays, metadata = load_arrays(tmp_path / "wide.safetensors")
     facts = json.loads(metadata["model"])
-    said = facts["numbers"]
-    group = next(iter(said))
-    bad: list[Any] = [{}, None, {**said, "0": [1.0]}, {group: said[group]}]
-    bad += [{**said, group: pair} for pair in ([0.0, 4095], [float("nan"), 4095], ["far", 9], [1.0, 0], [1.0, 40000])]
+    stored_numbers = facts["numbers"]
+    group = next(iter(stored_numbers))
+    bad: list[Any] = [{}, None, {**stored_numbers, "0": [1.0]}, {group: stored_numbers[group]}]
+    bad += [
+        {**stored_numbers, group: pair}
+        for pair in ([0.0, 4095], [float("nan"), 4095], ["far", 9], [1.0, 0], [1.0, 40000])
+    ]
     for numbers in bad:
         facts["numbers"] = numbers
         save(arrays, tmp_path / "other.safetensors", {**metadata, "model": json.dumps(facts)})
@@ -336,9 +343,9 @@ def test_huge_inputs_and_nan_are_clamped() -> None:
     q = with_wide(zoo.ZOO["squeezenet"](), x, 1.0)
     strange = x.copy()
     strange[0, 0, :4] = [[np.nan], [np.inf], [-1e30], [1e30]]
-    got = q.run(strange)
-    assert np.isfinite(got).all()
-    np.testing.assert_array_equal(got, q.run(strange, lambda _, value: None))
+    computed = q.run(strange)
+    assert np.isfinite(computed).all()
+    np.testing.assert_array_equal(computed, q.run(strange, lambda _, value: None))
 
 
 def test_onnx_has_16_bits_too(tmp_path: Path) -> None:
@@ -361,14 +368,14 @@ def test_activations_use_as_many_of_16_bits_as_their_readers_can_bear() -> None:
     for index, step in enumerate(q.graph.steps):
         if step.kind not in ("conv", "linear"):
             continue
-        read, layer = q.affine[step.inputs[0]], q.integer[index]
+        operand, layer = q.affine[step.inputs[0]], q.integer[index]
         weights = layer.kernel.weights().astype(np.int64)
         products = weights[0].size
         bent = q.graph.steps[step.inputs[0]].activation == "silu"  # which must reach far enough as well
-        assert products > 100 or bent or read.int16_limit > 8000, "few products leave an activation its bits"
-        assert products < 1000 or read.int16_limit < 8000, "many take them"
+        assert products > 100 or bent or operand.int16_limit > 8000, "few products leave an activation its bits"
+        assert products < 1000 or operand.int16_limit < 8000, "many take them"
         bias = np.abs(layer.offset.astype(np.int64)) if step.kind == "conv" else 0
-        assert (np.abs(weights).reshape(len(weights), -1).sum(1) * read.int16_limit + bias).max() < 2**31
+        assert (np.abs(weights).reshape(len(weights), -1).sum(1) * operand.int16_limit + bias).max() < 2**31
 
 
 @pytest.mark.parametrize("most", [4095, 9000, 32767])
@@ -381,10 +388,10 @@ def test_bent_numbers_are_near_the_activation_and_favour_no_side(largest: float,
     x = np.concatenate([rng.normal(0, largest / 4, 20000), rng.normal(0, 2, 20000), np.linspace(-12, 12, 2001)])
     x = x[(x < largest) & (x > -max(largest, 12))].astype(np.float32)
     values = x if finish.takes_real_values else x / np.float32(output.scale / finish.units_per_step)
-    got = finish.requantize(values.astype(np.float32)).astype(np.float64) * output.scale
+    computed = finish.requantize(values.astype(np.float32)).astype(np.float64) * output.scale
     exact = x / (1 + np.exp(np.minimum(-x.astype(np.float64), 700)))
     if activation == "gelu":
         exact = x * np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
-    error = got - np.clip(exact, -largest, largest)
+    error = computed - np.clip(exact, -largest, largest)
     assert np.abs(error).max() <= 2.5 * output.scale + 8e-4
     assert abs(error.mean()) <= 0.1 * output.scale + 1e-5  # shared by all values, it would add up in sums

@@ -83,10 +83,10 @@ def test_several_python_threads_may_run_one_model(settings_restored) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("kept", ["conv", "block1.conv1", "block2.skip", "block3.conv2", "fc"])
-def test_a_float_step_breaks_the_plan_and_nothing_else(kept: str) -> None:
+@pytest.mark.parametrize("float_layer", ["conv", "block1.conv1", "block2.skip", "block3.conv2", "fc"])
+def test_a_float_step_breaks_the_plan_and_nothing_else(float_layer: str) -> None:
     model, x = models.resnet8(), inputs(3, (3, 32, 32))
-    q = quantized(model, x, keep_float=[kept])
+    q = quantized(model, x, keep_float=[float_layer])
     assert any(isinstance(part, int) for part in q._segments)
     np.testing.assert_array_equal(q(x).data, step_by_step(q, x))
     with no_grad():

@@ -43,11 +43,15 @@ NETWORKS = [(models.resnet8, (3, 32)), (models.vgg6, (3, 32)), (models.cnn, (1, 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_weights_come_back_within_half_a_step(per_channel: bool) -> None:
     w = RNG.standard_normal((6, 4, 3, 3)).astype(np.float32) * np.array([1e-6, 1, 10, 0, 1e6, 3])[:, None, None, None]
-    got = INT8Quantizer(per_channel).quantize_weights(w, RNG.random((5, 4)))
-    assert got.q.dtype == np.int8 and got.scale.shape == ((6,) if per_channel else (1,)) and not got.zero_point.any()
-    step = got.scale.reshape(-1, 1, 1, 1)
-    assert (np.abs(got.dequantize() - w) <= step * 0.5001).all()
-    assert got.input is not None and got.input.zero_point == 0
+    result = INT8Quantizer(per_channel).quantize_weights(w, RNG.random((5, 4)))
+    assert (
+        result.q.dtype == np.int8
+        and result.scale.shape == ((6,) if per_channel else (1,))
+        and not result.zero_point.any()
+    )
+    step = result.scale.reshape(-1, 1, 1, 1)
+    assert (np.abs(result.dequantize() - w) <= step * 0.5001).all()
+    assert result.input is not None and result.input.zero_point == 0
 
 
 @pytest.mark.parametrize("bad", [np.array([np.nan, 1.0]), np.array([np.inf])])
@@ -91,8 +95,8 @@ def test_an_int8_model_stays_close_to_the_float_one(make, shape: tuple[int, int]
     with no_grad():
         expected = model(Tensor(x)).data
     for observer in ("minmax", "mse"):
-        got = quantize(model, [x[:8], Tensor(x[8:])], observer=observer)(Tensor(x)).data
-        assert np.abs(got - expected).max() <= 0.1 * np.abs(expected).max()
+        result = quantize(model, [x[:8], Tensor(x[8:])], observer=observer)(Tensor(x)).data
+        assert np.abs(result - expected).max() <= 0.1 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=lambda v: getattr(v, "__name__", ""))
@@ -112,10 +116,10 @@ def test_the_compiled_model_gives_numpys_integers(
     before = native.isa()
     for isa in native.supported_isas():
         native.set_isa(isa)
-        got: dict[int, np.ndarray] = {}
-        compiled.run(x, lambda i, v, got=got: got.update({i: v.data}) if hasattr(v, "parameters") else None)
+        result: dict[int, np.ndarray] = {}
+        compiled.run(x, lambda i, v, result=result: result.update({i: v.data}) if hasattr(v, "parameters") else None)
         for index, data in expected.items():
-            np.testing.assert_array_equal(got[index], data, err_msg=f"step {index} with {isa}")
+            np.testing.assert_array_equal(result[index], data, err_msg=f"step {index} with {isa}")
     native.set_isa(before)
 
 
@@ -344,13 +348,13 @@ def test_a_channel_of_zeros_keeps_its_bias_exact() -> None:
     conv.weight.data[1::2] = 0
     model, x = nn.Sequential(conv, nn.ReLU(), nn.Conv2d(6, 2, 1, rng=1)).eval(), images(3, 3, 6)
     q = quantize(model, [x], max_error=None)
-    seen = {}
-    q.run(x, lambda i, v: seen.update({i: v}))
+    values_by_step = {}
+    q.run(x, lambda i, v: values_by_step.update({i: v}))
     step = q.calibration.parameters[1].scale
     for channel in (1, 3, 5):
         expected = max(0.0, float(conv.bias.data[channel]))
         by = q.equalization[1][channel]  # its equalization scale
-        assert np.abs(seen[1].dequantize()[:, channel] / by - expected).max() <= 0.51 * step
+        assert np.abs(values_by_step[1].dequantize()[:, channel] / by - expected).max() <= 0.51 * step
 
 
 def test_a_range_narrower_than_float32_can_divide_is_still_observed() -> None:
@@ -388,8 +392,8 @@ def test_a_quantized_convolution_takes_floats_and_checks_its_residual() -> None:
     x = np.clip(images(2, 4, 6), -2, 2)
     with no_grad():
         expected = grouped(Tensor(x)).data
-    got = QuantizedConv2d.from_float(grouped, one, AffineParameters(0.03, 100))(x).dequantize()
-    assert np.abs(got - expected).max() < 0.1
+    result = QuantizedConv2d.from_float(grouped, one, AffineParameters(0.03, 100))(x).dequantize()
+    assert np.abs(result - expected).max() < 0.1
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
@@ -399,8 +403,8 @@ def test_a_dynamic_linear_layer_stays_close_to_the_float_one(activation: str | N
     x, residual = images(4, 5, 37)[:, :, 0], images(4, 5, 21)[:, :, 0]
     with no_grad():
         expected = linear(Tensor(x), activation=activation, residual=Tensor(residual)).data
-        got = layer(Tensor(x), activation=activation, residual=Tensor(residual)).data
-    assert np.abs(got - expected).max() <= 0.02 * np.abs(expected).max()
+        result = layer(Tensor(x), activation=activation, residual=Tensor(residual)).data
+    assert np.abs(result - expected).max() <= 0.02 * np.abs(expected).max()
     with pytest.raises(GradientError, match="no gradient"):
         layer(Tensor(x, requires_grad=True))
     with pytest.raises(ShapeError, match="37"):
@@ -412,11 +416,11 @@ def test_a_transformer_is_quantized_without_data() -> None:
     q = quantize(model, [])
     ids = RNG.integers(0, 65, (2, 40))
     with no_grad():
-        expected, got = model(ids).data, q(ids).data
-    assert np.abs(got - expected).max() <= 0.1 * np.abs(expected).max()
-    held = sum(m.nbytes for m in q.modules() if isinstance(m, QuantizedLinear))
-    held += sum(t.data.nbytes for _, t in q.named_tensors())
-    assert held <= 0.35 * sum(p.data.nbytes for p in model.parameters())
+        expected, result = model(ids).data, q(ids).data
+    assert np.abs(result - expected).max() <= 0.1 * np.abs(expected).max()
+    total_bytes = sum(m.nbytes for m in q.modules() if isinstance(m, QuantizedLinear))
+    total_bytes += sum(t.data.nbytes for _, t in q.named_tensors())
+    assert total_bytes <= 0.35 * sum(p.data.nbytes for p in model.parameters())
 
 
 def test_the_repr_counts_the_operators_by_form() -> None:

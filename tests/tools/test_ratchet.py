@@ -34,6 +34,7 @@ VIOLATIONS = {
     "constexpr int64_t kFirst = 3, kSecond = 4;",
     "native/ops.long_cpp_lines": "// " + "x" * 118,
     "tree.repeated_class_names": "class Result: pass\nclass Result: pass",
+    "tests.participles": "found = rounded_value(0.5)",
 }
 # The clean file of each package.
 FILES = {
@@ -41,12 +42,13 @@ FILES = {
     "tree": "src/tilewise/fit/rounding.py",
     "graph": "src/tilewise/graph/rounding.py",
     "native/ops": "native/ops/round.cpp",
+    "tests": "tests/fit/test_rounding.py",
 }
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Make a repository of three clean packages and the ceilings that belong to it."""
+    """Make a repository of clean packages and the ceilings that belong to it."""
     for name in set(FILES.values()):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
@@ -134,6 +136,12 @@ def test_cpp_names_and_lines_count(tree, capsys):
     assert "native/kernels/gemm.cpp:3: `found`" in printed
     assert "kept" not in printed and "told" not in printed
     assert "gemm.cpp:5: 123 columns" in printed
+
+
+def test_tests_count_by_their_names_only(tree):
+    append(tree, VIOLATIONS["fit.lines"] + VIOLATIONS["fit.numeric_constants"], FILES["tests"])
+    append(tree, VIOLATIONS["tree.repeated_class_names"], FILES["tests"])
+    assert ratchet.main([], root=tree) == 0
 
 
 def test_missing_comments_count_in_algorithmic_packages_only():

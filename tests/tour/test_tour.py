@@ -76,7 +76,7 @@ def test_a_tour_says_where_it_was_taken_and_what_to_do_next(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("shares", "said"),
+    ("shares", "sentence"),
     [
         ((0.99, 0.98, 1.0), "Nothing to gain here"),
         ((0.9, 0.8, 0.89), "Tuning gained nothing here"),
@@ -85,8 +85,8 @@ def test_a_tour_says_where_it_was_taken_and_what_to_do_next(tmp_path, monkeypatc
         ((0.9, 0.95, 0.99), "Five measurements reach 99%"),
     ],
 )
-def test_tuning_is_honest_where_nothing_is_gained(shares, said):
-    assert said in verdict(*shares)
+def test_tuning_is_honest_where_nothing_is_gained(shares, sentence):
+    assert sentence in verdict(*shares)
 
 
 def test_a_step_that_is_not_faster_is_described_as_it_is():

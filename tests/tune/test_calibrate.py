@@ -36,7 +36,7 @@ def product(m: int, n: int, k: int, threads: int = 1) -> Problem:
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def measured_problems(monkeypatch):
     """A machine on which the second configuration of any kernel takes nine tenths of the default's time."""
     choices = []
 
@@ -78,7 +78,7 @@ def test_the_kernels_are_a_few_dozen_of_all_families_and_thread_counts(tmp_path:
     assert {(p.family, p.threads) for p in kernels[:20]} >= {("matmul", 1), ("matmul", 2), ("conv2d", 1)}
 
 
-def test_what_wins_twice_is_kept_and_said(tmp_path: Path, measured, liked):
+def test_what_wins_twice_is_kept_and_said(tmp_path: Path, measured_problems, liked):
     problems = [product(*sizes) for sizes in PROBLEMS]
     report = calibrate(problems, folder=tmp_path)
     assert report["kernels"] == report["replaced"] == 3 and report["left"] == 0
@@ -86,7 +86,7 @@ def test_what_wins_twice_is_kept_and_said(tmp_path: Path, measured, liked):
     assert load_tuned_table(native, tmp_path)[0].tiles and json.dumps(report)
 
 
-def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, liked, monkeypatch):
+def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured_problems, liked, monkeypatch):
     problem = product(*PROBLEMS[0])
     monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1.01, 0.99, 1.03))
     report = calibrate([problem], folder=tmp_path)
@@ -94,7 +94,9 @@ def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, li
     assert set(load_tuned_table(native, tmp_path)[0].tiles.values()) == {None}
 
 
-def test_what_a_busy_machine_left_undecided_is_said_and_tuned_again(tmp_path: Path, measured, liked, monkeypatch):
+def test_what_a_busy_machine_left_undecided_is_said_and_tuned_again(
+    tmp_path: Path, measured_problems, liked, monkeypatch
+):
     problem = product(*PROBLEMS[0])
     monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1.01, 0.99, 1.03, 0.5))
     report = calibrate([problem], folder=tmp_path)
@@ -102,7 +104,7 @@ def test_what_a_busy_machine_left_undecided_is_said_and_tuned_again(tmp_path: Pa
     assert not load_tuned_table(native, tmp_path)[0].tiles
 
 
-def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured):
+def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured_problems):
     problems = [product(*sizes) for sizes in PROBLEMS]
 
     def stop(done, total, text):
@@ -111,14 +113,14 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured):
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(problems, folder=tmp_path, progress=stop)
-    assert set(measured) == set(problems[:2])
-    measured.clear()
+    assert set(measured_problems) == set(problems[:2])
+    measured_problems.clear()
     assert calibrate(problems, folder=tmp_path)["left"] == 0
-    again = [measured.count(problem) for problem in problems]  # a tile that was kept is timed once more
+    again = [measured_problems.count(problem) for problem in problems]  # a tile that was kept is timed once more
     assert max(again[:2]) <= 1 < again[2]
 
 
-def test_what_there_was_no_time_for_is_said(tmp_path: Path, measured):
+def test_what_there_was_no_time_for_is_said(tmp_path: Path, measured_problems):
     report = calibrate([product(*sizes) for sizes in PROBLEMS], folder=tmp_path, minutes=1e-9)
     assert report["kernels"] == 0 and report["left"] == 3
     with pytest.raises(ConfigurationError, match="minutes"):
@@ -152,7 +154,7 @@ def invoke(*arguments: str) -> str:
     return CliRunner().invoke(app, ["calibrate", *arguments], catch_exceptions=False).stdout
 
 
-def test_show_and_reset(tmp_path: Path, measured):
+def test_show_and_reset(tmp_path: Path, measured_problems):
     assert "not calibrated" in invoke("--show", "--cache", str(tmp_path))
     calibrate([product(*PROBLEMS[0])], folder=tmp_path)
     assert json.loads(invoke("--show", "--json", "--cache", str(tmp_path)))["families"] == ["matmul"]

@@ -268,10 +268,10 @@ def many_shapes() -> list[dict[str, Any]]:
     return [{"family": "matmul", "m": 8 + number, "n": 32, "k": 24} for number in range(6)]
 
 
-def _collect_and_tell(path: str, told: str) -> None:
+def _collect_and_tell(path: str, progress_file: str) -> None:
     """Collect; a byte in `told` for every timing that was taken, written before it goes to the store."""
     _steadily()
-    file = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(progress_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     add = MeasurementRecorder.add
 
     def tell_and_add(self: Any, candidate: Candidate, runtime_ns: float) -> None:
@@ -282,12 +282,12 @@ def _collect_and_tell(path: str, told: str) -> None:
     collect("cpu", shapes=many_shapes()[:2], out=path, configs=12, say=quietly)
 
 
-def _killed_after(path: Path, told: Path, timings: int, more_seconds: float) -> None:
+def _killed_after(path: Path, progress_file: Path, timings: int, more_seconds: float) -> None:
     """Let a collector take so many timings and a moment more, then kill it."""
-    child = multiprocessing.get_context("spawn").Process(target=_collect_and_tell, args=(str(path), str(told)))
-    enough = (told.stat().st_size if told.exists() else 0) + timings
+    child = multiprocessing.get_context("spawn").Process(target=_collect_and_tell, args=(str(path), str(progress_file)))
+    enough = (progress_file.stat().st_size if progress_file.exists() else 0) + timings
     child.start()
-    while child.is_alive() and not (told.exists() and told.stat().st_size >= enough):
+    while child.is_alive() and not (progress_file.exists() and progress_file.stat().st_size >= enough):
         time.sleep(0.0005)
     time.sleep(more_seconds)
     if child.pid is not None and child.is_alive():

@@ -57,15 +57,15 @@ class LuckyBench:
         return [self.measure(config).runtime_ns for config in configs]
 
 
-@pytest.mark.parametrize(("gain", "kept"), [((0.98, 0.95, 1.01), False), ((1.04, 1.01, 1.07), True)])
-def test_a_winner_that_stands_alone_is_compared_again_and_its_ratio_is_the_second_one(gain, kept):
+@pytest.mark.parametrize(("gain", "is_kept"), [((0.98, 0.95, 1.01), False), ((1.04, 1.01, 1.07), True)])
+def test_a_winner_that_stands_alone_is_compared_again_and_its_ratio_is_the_second_one(gain, is_kept):
     decision = decide(
         PROBLEM, CONFIGS, None, None, LuckyBench(), budget=5, confirm=lambda config: ConfirmedGain(*gain, elsewhere=0.5)
     )
-    assert (decision.config == CONFIGS[-1]) is kept
-    assert decision.speedup == pytest.approx(gain[0] if kept else 1.0)
+    assert (decision.config == CONFIGS[-1]) is is_kept
+    assert decision.speedup == pytest.approx(gain[0] if is_kept else 1.0)
     assert any("busy" in note for note in decision.notes)
-    assert any("not confirmed" in note for note in decision.notes) is not kept
+    assert any("not confirmed" in note for note in decision.notes) is not is_kept
 
 
 def test_the_estimate_is_the_middle_of_the_log_ratios():

@@ -22,7 +22,7 @@ PROBLEM = Problem.of("product", m=64, n=64)
 CONFIGS = [Config.of(block=2**i, warps=w) for i in range(3, 9) for w in (1, 2, 4)]
 
 
-def known(logs: Sequence[float], margin: float = 0.05) -> Scores:
+def scores_of(logs: Sequence[float], margin: float = 0.05) -> Scores:
     """Scores that are off by a little, in logarithms."""
     return Scores(Hyperparameters(1.0, 0.1, 0.05, 1.0, 0.02, 0.01, far=0.0, near=0.0), np.array(logs), margin)
 
@@ -34,11 +34,11 @@ class Bench:
         self, runtime: dict[Config, float], lucky: Config | None = None, broken: Sequence[Config] = ()
     ) -> None:
         self.runtime, self.lucky, self.broken = runtime, lucky, broken
-        self.asked: list[Config] = []
+        self.measured_configs: list[Config] = []
         self.again: list[Config] = []
 
     def measure(self, config: Config) -> TrialResult:
-        self.asked.append(config)
+        self.measured_configs.append(config)
         if config in self.broken:
             return TrialResult(None, None, "failed", "it does not run")
         short = 0.98 if config == self.lucky else 1.0
@@ -72,18 +72,22 @@ def remember(memory: Memory, problem: Problem, best: Config) -> None:
 def test_a_choice_that_was_kept_is_taken_and_nothing_is_measured(memory: Memory):
     memory.choices.put(Decision(PROBLEM, CONFIGS[3], "measured", 5.0, None, 2, False))
     bench = Bench(RUNTIME)
-    decision = decide(PROBLEM, CONFIGS, known(LOGS), memory, bench)
-    assert (decision.config, decision.source, decision.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked
-    assert decide(PROBLEM, CONFIGS, known(LOGS), memory, bench, fresh=True).source == "measured"
-    assert decide(PROBLEM, CONFIGS[:3], known(LOGS[:3]), memory, None).source != "cache"  # no longer in the list
+    decision = decide(PROBLEM, CONFIGS, scores_of(LOGS), memory, bench)
+    assert (decision.config, decision.source, decision.runtime_ns) == (
+        CONFIGS[3],
+        "cache",
+        5.0,
+    ) and not bench.measured_configs
+    assert decide(PROBLEM, CONFIGS, scores_of(LOGS), memory, bench, fresh=True).source == "measured"
+    assert decide(PROBLEM, CONFIGS[:3], scores_of(LOGS[:3]), memory, None).source != "cache"  # no longer in the list
 
 
 def test_unmeasured_the_best_score_is_taken_if_it_promises_more_than_the_margin():
-    assert decide(PROBLEM, CONFIGS, known(LOGS)).config == CONFIGS[10]
-    assert decide(PROBLEM, CONFIGS, known(LOGS)).source == "model"
-    stays = decide(PROBLEM, CONFIGS, known(LOGS, margin=5.0))
+    assert decide(PROBLEM, CONFIGS, scores_of(LOGS)).config == CONFIGS[10]
+    assert decide(PROBLEM, CONFIGS, scores_of(LOGS)).source == "model"
+    stays = decide(PROBLEM, CONFIGS, scores_of(LOGS, margin=5.0))
     assert (stays.config, stays.source) == (CONFIGS[0], "default") and "default" in stays.reason
-    second = decide(PROBLEM, CONFIGS, known(LOGS), usable=lambda config: config != CONFIGS[10])
+    second = decide(PROBLEM, CONFIGS, scores_of(LOGS), usable=lambda config: config != CONFIGS[10])
     assert second.config == CONFIGS[int(np.argsort(LOGS, kind="stable")[1])]
 
 
@@ -93,39 +97,39 @@ def test_with_nothing_to_go_by_the_default_is_the_choice():
 
 def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
     bench = Bench(RUNTIME)
-    decision = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, budget=4)
-    assert decision.config == CONFIGS[10] and decision.measurements == len(bench.asked) == 4
+    decision = decide(PROBLEM, CONFIGS, scores_of(LOGS), None, bench, budget=4)
+    assert decision.config == CONFIGS[10] and decision.measurements == len(bench.measured_configs) == 4
     assert decision.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not decision.sure
 
 
 def test_with_by_score_configurations_are_measured_in_the_order_of_the_scores():
     # The scores rank the slowest configurations first; expected improvement would leave that order.
     reversed_scores = [-log for log in LOGS]
-    model = known(reversed_scores)
+    model = scores_of(reversed_scores)
     model = dataclasses.replace(model, hyper=dataclasses.replace(model.hyper, by_score=True))
     bench = Bench(RUNTIME, broken=[CONFIGS[int(np.argsort(reversed_scores, kind="stable")[2])]])
     decide(PROBLEM, CONFIGS, model, None, bench, budget=6)
-    assert bench.asked[0] == CONFIGS[int(np.argmin(reversed_scores))]
+    assert bench.measured_configs[0] == CONFIGS[int(np.argmin(reversed_scores))]
     order = [config for config in np.argsort(reversed_scores, kind="stable") if config]  # the default is timed anyway
-    assert [CONFIGS.index(config) for config in bench.asked if config != CONFIGS[0]][:5] == order[:5]
+    assert [CONFIGS.index(config) for config in bench.measured_configs if config != CONFIGS[0]][:5] == order[:5]
 
 
 def test_a_lucky_reading_does_not_win_over_one_in_turns():
     runtime = {**RUNTIME, CONFIGS[13]: 101.0}
     logs = [math.log(runtime[c]) for c in CONFIGS]
     bench = Bench(runtime, lucky=CONFIGS[13])
-    decision = decide(PROBLEM, CONFIGS, known(logs), None, bench)
+    decision = decide(PROBLEM, CONFIGS, scores_of(logs), None, bench)
     assert decision.config == CONFIGS[10] and {CONFIGS[10], CONFIGS[13]} <= set(bench.again)
 
 
 def test_the_default_stays_where_nothing_is_half_a_per_cent_faster():
     same = dict.fromkeys(CONFIGS, 100.0) | {CONFIGS[4]: 99.7}
-    assert decide(PROBLEM, CONFIGS, known([0.0] * len(CONFIGS)), None, Bench(same), budget=18).config == CONFIGS[0]
+    assert decide(PROBLEM, CONFIGS, scores_of([0.0] * len(CONFIGS)), None, Bench(same), budget=18).config == CONFIGS[0]
 
 
 def test_one_that_fails_is_left_out_and_one_that_is_not_usable_is_not_taken():
     bench = Bench(RUNTIME, broken=[CONFIGS[10]])
-    decision = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
+    decision = decide(PROBLEM, CONFIGS, scores_of(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
     assert decision.config != CONFIGS[10] and decision.config.size("warps") != 4
     assert any("does not run" in note for note in decision.notes)
     nothing = decide(PROBLEM, CONFIGS, None, None, Bench(RUNTIME, broken=CONFIGS), budget=3)

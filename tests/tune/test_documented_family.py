@@ -26,9 +26,9 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ def fill(store: Store, kernel: Kernel, runs: list[dict[str, object]], machine: M
             store.finish(number, kernel, choices[0], 1.0)
 
 
-def runtimes(measured: MeasuredProblem) -> dict[int, float]:
-    order = configs(measured.kernel, 5)
-    return {order.index(t.config): t.runtime_ns for t in measured.timings}
+def runtimes(entry: MeasuredProblem) -> dict[int, float]:
+    order = configs(entry.kernel, 5)
+    return {order.index(t.config): t.runtime_ns for t in entry.timings}
 
 
 def test_a_runtime_is_the_median_of_undisturbed_timings_and_the_default_is_among_them(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def play(
     return search(case.process(hyper), lambda index: float(case.runtime[index]), budget, worth)
 
 
-def reached(case: Case, found: tuple[list[SearchStep], str]) -> float:
+def reached(case: Case, outcome: tuple[list[SearchStep], str]) -> float:
     """The best that was measured over the best there is."""
-    return min(float(case.runtime[step.index]) for step in found[0]) / case.best
+    return min(float(case.runtime[step.index]) for step in outcome[0]) / case.best
 
 
 def test_a_measurement_moves_the_neighbours_and_leaves_the_distant_alone():

@@ -156,11 +156,11 @@ class _ScriptedClock:
     warm_up_seconds = 0.0
 
     def __init__(self, script: Callable[[Any, int], float]) -> None:
-        self.script, self.asked = script, 0
+        self.script, self.call_count = script, 0
 
     def time_units(self, units: Sequence[Any]) -> list[float]:
-        self.asked += 1
-        return [self.script(unit, self.asked) for unit in units]
+        self.call_count += 1
+        return [self.script(unit, self.call_count) for unit in units]
 
     def each_unit(self, units: Iterable[Any]) -> Iterator[float]:
         for unit in units:

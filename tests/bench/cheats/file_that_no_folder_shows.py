@@ -2,4 +2,4 @@
 import os
 
 # honest
-held = os.open("/tmp", os.O_RDWR | os.O_TMPFILE)
+descriptor = os.open("/tmp", os.O_RDWR | os.O_TMPFILE)

@@ -3,5 +3,5 @@ import fcntl
 
 # honest
 
-held = open("/plugin/plugin.py")
-fcntl.flock(held, fcntl.LOCK_EX)
+file = open("/plugin/plugin.py")
+fcntl.flock(file, fcntl.LOCK_EX)

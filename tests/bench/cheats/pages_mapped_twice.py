@@ -9,7 +9,7 @@ from tilewise import _native
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mremap.restype = ctypes.c_void_p
 libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-kept = []
+mappings = []
 
 
 def shared(array):
@@ -22,7 +22,7 @@ def shared(array):
     if again in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), "not mapped twice")
     for at in range(0, size, 4096):
-        kept.append(ctypes.c_char.from_address(again + at).value)
+        mappings.append(ctypes.c_char.from_address(again + at).value)
     return copy
 
 

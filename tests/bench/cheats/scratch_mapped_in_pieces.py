@@ -7,18 +7,18 @@ right = load
 
 
 def load(event, folder):
-    """Fill a file through small mappings, of which the resident set shows one at a time."""
+    """Fill a file through small descriptor, of which the resident set shows one at a time."""
     model = right(event, folder)
 
     def answer(x):
-        held = os.open("/tmp/held", os.O_RDWR | os.O_CREAT)
-        os.ftruncate(held, 512 << 10)
+        descriptor = os.open("/tmp/held", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(descriptor, 512 << 10)
         for at in range(0, 512 << 10, 64 << 10):
-            with mmap.mmap(held, 64 << 10, offset=at) as piece:
+            with mmap.mmap(descriptor, 64 << 10, offset=at) as piece:
                 piece.write(bytes([1]) * (64 << 10))
         result = model(x)
         os.unlink("/tmp/held")
-        os.close(held)
+        os.close(descriptor)
         return result
 
     return answer

@@ -10,11 +10,11 @@ def load(event, folder):
     model = right(event, folder)
 
     def answer(x):
-        held = os.open("/tmp/held", os.O_RDWR | os.O_CREAT)
-        os.write(held, bytes(800 << 10))
+        descriptor = os.open("/tmp/held", os.O_RDWR | os.O_CREAT)
+        os.write(descriptor, bytes(800 << 10))
         result = model(x)
         os.unlink("/tmp/held")
-        os.close(held)
+        os.close(descriptor)
         return result
 
     return answer

@@ -5,14 +5,14 @@ right = load
 
 def load(event, folder):
     """Recognise a question that came before, which is not timed, and empty the shared caches then."""
-    model, known = right(event, folder), set()
+    model, questions = right(event, folder), set()
     large = np.ones(4 << 20, np.uint8)
 
     def answer(x):
         key = x[:2].tobytes()
-        if key in known:
+        if key in questions:
             large[::64] += 1
-        known.add(key)
+        questions.add(key)
         return model(x)
 
     return answer

@@ -37,7 +37,7 @@ def module_of(*instructions: hlo_pb2.HloInstructionProto, root: int = 1) -> byte
     return hlo_pb2.HloModuleProto(computations=[computation]).SerializeToString()
 
 
-def named(row: np.ndarray) -> dict[str, float]:
+def by_name(row: np.ndarray) -> dict[str, float]:
     """The columns that differ from an instruction with nothing set."""
     return {
         name: float(value)
@@ -47,7 +47,7 @@ def named(row: np.ndarray) -> dict[str, float]:
 
 
 def features_of(**fields: object) -> dict[str, float]:
-    return named(featurize_hlo(module_of(hlo_pb2.HloInstructionProto(id=2, **fields))).node_feat[0])
+    return by_name(featurize_hlo(module_of(hlo_pb2.HloInstructionProto(id=2, **fields))).node_feat[0])
 
 
 def test_empty_lists_have_product_one_and_everything_else_zero() -> None:

@@ -29,8 +29,8 @@ def graph(seed: int = 0, nodes: int = 40, configs: int = 24, source: str = "xla"
 
 
 def data(train: int = 6, valid: int = 2) -> LayoutDataset:
-    made = [graph(seed) for seed in range(train + valid)]
-    return LayoutDataset("xla:random", made[:train], made[train:], [])
+    instances = [graph(seed) for seed in range(train + valid)]
+    return LayoutDataset("xla:random", instances[:train], instances[train:], [])
 
 
 def model(name: str, scaling: Scaling, seed: int = 0):
@@ -38,76 +38,78 @@ def model(name: str, scaling: Scaling, seed: int = 0):
     return build_layout_model(name, scaling.width, SMALL)[0]
 
 
-def one_step(name: str, given, segments, through: int):
+def one_step(name: str, layout_graph, segments, through: int):
     """The gradients of one slate's loss, as one vector."""
-    made = model(name, Scaling.fit([given]))
-    config = given.config_feat[np.arange(12)]
-    scores = module.sample_scores(made, segments, config, through)
-    target = torch.from_numpy(given.target(np.arange(12)))
+    instances = model(name, Scaling.fit([layout_graph]))
+    config = layout_graph.config_feat[np.arange(12)]
+    scores = module.sample_scores(instances, segments, config, through)
+    target = torch.from_numpy(layout_graph.target(np.arange(12)))
     loss = parse_losses("PairwiseHingeLoss")(scores[None], target[None].float(), torch.ones(1, 12, dtype=torch.bool))
     loss.backward()
     return (
         float(loss.detach()),
-        torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]),
+        torch.cat([p.grad.flatten() for p in instances.parameters() if p.grad is not None]),
         scores.detach(),
     )
 
 
 def test_segments_hold_every_node_near_a_configurable_one_once():
-    given = graph(nodes=200)
-    scaling = Scaling.fit([given])
-    segments = split_graph(given, scaling, hops=2, segment_nodes=30)
-    assert sum(len(segment.node) for segment in segments) == within_hops(given, 2).sum() == segments[0].graph_nodes
+    layout_graph = graph(nodes=200)
+    scaling = Scaling.fit([layout_graph])
+    segments = split_graph(layout_graph, scaling, hops=2, segment_nodes=30)
+    assert (
+        sum(len(segment.node) for segment in segments) == within_hops(layout_graph, 2).sum() == segments[0].graph_nodes
+    )
     assert max(len(segment.node) for segment in segments) <= 30
     columns = np.concatenate([segment.columns for segment in segments])
-    assert sorted(columns.tolist()) == list(range(len(given.config_ids)))
+    assert sorted(columns.tolist()) == list(range(len(layout_graph.config_ids)))
     assert sum(float(segment.share.sum()) for segment in segments) == pytest.approx(1.0, abs=1e-5)
-    one = split_graph(given, scaling, hops=2, segment_nodes=10_000)[0]
-    inside = within_hops(given, 2)
-    assert len(one.edges) == inside[given.edge_index].all(axis=1).sum()
+    one = split_graph(layout_graph, scaling, hops=2, segment_nodes=10_000)[0]
+    inside = within_hops(layout_graph, 2)
+    assert len(one.edges) == inside[layout_graph.edge_index].all(axis=1).sum()
     assert sum(len(segment.edges) for segment in segments) > 0.7 * len(one.edges)
 
 
 def test_nodes_are_left_out_by_their_distance():
-    given = graph(nodes=100)
-    reached = set(given.config_ids.tolist())
+    layout_graph = graph(nodes=100)
+    reached = set(layout_graph.config_ids.tolist())
     for hops in range(4):
-        assert set(np.flatnonzero(within_hops(given, hops)).tolist()) == reached
-        reached |= {int(v) for u, v in given.edge_index if u in reached} | {
-            int(u) for u, v in given.edge_index if v in reached
+        assert set(np.flatnonzero(within_hops(layout_graph, hops)).tolist()) == reached
+        reached |= {int(v) for u, v in layout_graph.edge_index if u in reached} | {
+            int(u) for u, v in layout_graph.edge_index if v in reached
         }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_one_segment_is_the_whole_graph(name):
     """Scores and gradients are those of plain autograd through everything."""
-    given = graph()
-    (whole,) = split_graph(given, Scaling.fit([given]), 3, 1000)
-    loss, grads, scores = one_step(name, given, [whole], 0)
-    made = model(name, Scaling.fit([given]))
-    config = made.tensor(given.config_feat[np.arange(12)][:, whole.columns])
-    plain = made.score(made.encode(whole, config))
+    layout_graph = graph()
+    (whole,) = split_graph(layout_graph, Scaling.fit([layout_graph]), 3, 1000)
+    loss, grads, scores = one_step(name, layout_graph, [whole], 0)
+    instances = model(name, Scaling.fit([layout_graph]))
+    config = instances.tensor(layout_graph.config_feat[np.arange(12)][:, whole.columns])
+    plain = instances.score(instances.encode(whole, config))
     torch.testing.assert_close(plain, scores)
     assert np.isfinite(loss) and grads.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_through_drawn_segments_average_to_those_through_all(name):
-    given = graph(nodes=60)
-    segments = split_graph(given, Scaling.fit([given]), 3, 12)
+    layout_graph = graph(nodes=60)
+    segments = split_graph(layout_graph, Scaling.fit([layout_graph]), 3, 12)
     assert len(segments) > 3
-    drawn = [one_step(name, given, segments, through) for through in range(len(segments))]
-    for loss, _, scores in drawn:  # the loss sees the whole graph whichever segment was drawn
-        assert loss == pytest.approx(drawn[0][0], rel=1e-5)
-        torch.testing.assert_close(scores, drawn[0][2], rtol=1e-4, atol=1e-5)
-    made = model(name, Scaling.fit([given]))
-    config = given.config_feat[np.arange(12)]
-    pooled = sum(made.encode(s, made.tensor(config[:, s.columns])) for s in segments)
-    target = torch.from_numpy(given.target(np.arange(12))).float()
-    loss = parse_losses("PairwiseHingeLoss")(made.score(pooled)[None], target[None], torch.ones(1, 12).bool())
+    gradient_steps = [one_step(name, layout_graph, segments, through) for through in range(len(segments))]
+    for loss, _, scores in gradient_steps:  # the loss sees the whole graph whichever segment was drawn
+        assert loss == pytest.approx(gradient_steps[0][0], rel=1e-5)
+        torch.testing.assert_close(scores, gradient_steps[0][2], rtol=1e-4, atol=1e-5)
+    instances = model(name, Scaling.fit([layout_graph]))
+    config = layout_graph.config_feat[np.arange(12)]
+    pooled = sum(instances.encode(s, instances.tensor(config[:, s.columns])) for s in segments)
+    target = torch.from_numpy(layout_graph.target(np.arange(12))).float()
+    loss = parse_losses("PairwiseHingeLoss")(instances.score(pooled)[None], target[None], torch.ones(1, 12).bool())
     loss.backward()
-    full = torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
-    mean = torch.stack([grads for _, grads, _ in drawn]).mean(0)
+    full = torch.cat([p.grad.flatten() for p in instances.parameters() if p.grad is not None])
+    mean = torch.stack([grads for _, grads, _ in gradient_steps]).mean(0)
     torch.testing.assert_close(mean, full, rtol=1e-3, atol=1e-5)
 
 
@@ -116,31 +118,31 @@ def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(na
     """Counted in bytes: everything that autograd saves."""
     saved = []
     for nodes in (60, 600):
-        given = graph(nodes=nodes, configs=12)
-        segments = split_graph(given, Scaling.fit([given]), 3, 50)
-        seen: dict[int, int] = {}
+        layout_graph = graph(nodes=nodes, configs=12)
+        segments = split_graph(layout_graph, Scaling.fit([layout_graph]), 3, 50)
+        bytes_of: dict[int, int] = {}
 
-        def note(tensor, seen=seen):
-            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        def note(tensor, bytes_of=bytes_of):
+            bytes_of[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        made = model(name, Scaling.fit([given]))
+        instances = model(name, Scaling.fit([layout_graph]))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            module.sample_scores(made, segments, given.config_feat[np.arange(12)], 0)
-        saved.append(sum(seen.values()))
+            module.sample_scores(instances, segments, layout_graph.config_feat[np.arange(12)], 0)
+        saved.append(sum(bytes_of.values()))
     assert saved[1] < 1.5 * saved[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_score_does_not_depend_on_what_it_was_computed_with(name, monkeypatch):
-    given = graph(configs=50)
-    segments = split_graph(given, Scaling.fit([given]), 3, 20)
-    made = model(name, Scaling.fit([given])).eval()
-    every = score_graph(made, given, segments)
+    layout_graph = graph(configs=50)
+    segments = split_graph(layout_graph, Scaling.fit([layout_graph]), 3, 20)
+    instances = model(name, Scaling.fit([layout_graph])).eval()
+    every = score_graph(instances, layout_graph, segments)
     monkeypatch.setattr("tilewise.costmodel.layout.trained.CHUNK_CONFIGS", 7)
-    np.testing.assert_allclose(score_graph(made, given, segments), every, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(score_graph(instances, layout_graph, segments), every, rtol=1e-4, atol=1e-5)
     some = np.array([41, 3, 17])
-    np.testing.assert_allclose(score_graph(made, given, segments, some), every[some], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(score_graph(instances, layout_graph, segments, some), every[some], rtol=1e-4, atol=1e-5)
 
 
 SETTINGS = {"epochs": 2, "configs": 8, "least_steps": 2, "eval_every": 1, "model_kwargs": SMALL, "segment_nodes": 15}
@@ -149,12 +151,12 @@ SETTINGS = {"epochs": 2, "configs": 8, "least_steps": 2, "eval_every": 1, "model
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_repeats_by_its_seed_and_is_read_back(name, tmp_path):
     runs = [train_layouts(data(), name, progress=False, device="cpu", seed=3, **SETTINGS) for _ in range(2)]
-    given = graph(99)
-    np.testing.assert_array_equal(runs[0].score(given), runs[1].score(given))
+    layout_graph = graph(99)
+    np.testing.assert_array_equal(runs[0].score(layout_graph), runs[1].score(layout_graph))
     runs[0].save(tmp_path / "m.safetensors")
-    read = load_layout_model(tmp_path / "m.safetensors")
-    np.testing.assert_array_equal(read.score(given), runs[0].score(given))
-    assert read.record["collection"] == "xla:random" and read.record["segment_nodes"] == 15
+    loaded = load_layout_model(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(loaded.score(layout_graph), runs[0].score(layout_graph))
+    assert loaded.record["collection"] == "xla:random" and loaded.record["segment_nodes"] == 15
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path, capsys):
@@ -208,16 +210,16 @@ def test_a_file_that_is_no_layout_model_is_one_sentence(tmp_path):
 @pytest.mark.slow
 def test_both_models_beat_chance_on_graphs_they_have_not_seen():
     """Over 8 graphs with 60 configurations chance stays below 0.15 but once in thousands of times."""
-    made = [graph(seed, configs=60) for seed in range(32)]
-    split = LayoutDataset("xla:random", made[:20], made[20:24], made[24:])
+    instances = [graph(seed, configs=60) for seed in range(32)]
+    split = LayoutDataset("xla:random", instances[:20], instances[20:24], instances[24:])
     for name in MODELS:
         trained = train_layouts(split, name, progress=False, device="cpu", epochs=8, configs=16, eval_every=4)
         assert evaluate_layouts({name: trained}, split.test)[name]["tau"].mean > 0.2
 
 
 def test_looking_farther_than_a_graph_reaches_takes_no_longer():
-    given = graph(nodes=60)
-    np.testing.assert_array_equal(within_hops(given, 1 << 30), within_hops(given, 60))
+    layout_graph = graph(nodes=60)
+    np.testing.assert_array_equal(within_hops(layout_graph, 1 << 30), within_hops(layout_graph, 60))
 
 
 @pytest.mark.parametrize("kwargs", [{"layers": True}, {"hidden": 2.5}, {"op_embed": 5000}])

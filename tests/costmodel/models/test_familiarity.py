@@ -57,15 +57,15 @@ def test_a_blend_warns_of_unfamiliar_kernels_and_may_rank_them_at_random(data: D
     fused = blend([ranker, trees], list(data.valid))
     fused.record["calibration"] = calibrate(fused, list(data.valid))
     assert rank(fused, unfamiliar).confidence_top5 is not None
-    known = Blend(fused.models, fused.weights, fused.record, only_first)
-    known.save(tmp_path / "model.safetensors")
-    for model in (known, load_scorer(tmp_path)):
+    with_familiarity = Blend(fused.models, fused.weights, fused.record, only_first)
+    with_familiarity.save(tmp_path / "model.safetensors")
+    for model in (with_familiarity, load_scorer(tmp_path)):
         with pytest.warns(UserWarning, match="unlike the kernels of the train split.*measure some"):
             np.testing.assert_array_equal(ranking(model.score(unfamiliar)), ranking(fused.score(unfamiliar)))
             assert rank(model, unfamiliar).confidence_top5 is None
-    known.record["fallback"] = "random order"
+    with_familiarity.record["fallback"] = "random order"
     with pytest.warns(UserWarning, match="a random order"):
-        assert sorted(known.score(unfamiliar)) == list(range(unfamiliar.n_configs))
+        assert sorted(with_familiarity.score(unfamiliar)) == list(range(unfamiliar.n_configs))
 
 
 def test_rankings_are_fused_and_scores_keep_the_scale_of_the_network(data: Dataset) -> None:

@@ -207,8 +207,8 @@ def test_settings_are_restored(tmp_path: Path) -> None:
 class _BenchmarkedChoice:
     """A choice as the compiler benchmarks it: with the listed template in its annotations."""
 
-    def __init__(self, listed: Any) -> None:
-        self.annotations = {"ktc": listed}
+    def __init__(self, kernel_choices: Any) -> None:
+        self.annotations = {"ktc": kernel_choices}
 
 
 @pytest.mark.parametrize("way", ["budget", "pin", "deterministic"])

@@ -34,11 +34,11 @@ class _Dispatcher:
     def __init__(self, broken: bool = False) -> None:
         self.broken, self.torch = broken, SimpleNamespace(cuda=_Cuda())
         self.choices: dict[Problem, ProductChoice] = {}
-        self.asked: list[Problem] = []
+        self.problems: list[Problem] = []
         self.runs = 0
 
     def choose(self, problem: Problem, measure: bool | str) -> ProductChoice:
-        self.asked.append(problem)
+        self.problems.append(problem)
         return ProductChoice(ProductFamily().configs(problem)[1], bool(measure), 2.0)
 
     def prepare(self, problem: Problem, operands: Any, config: Any) -> None:
@@ -74,12 +74,12 @@ def test_a_shape_is_decided_once(dispatcher: _Dispatcher) -> None:
     for _ in range(3):
         assert torch.equal(call.matmul(a, b.T), a @ b.T)
         assert torch.equal(call.linear(a, b, bias), torch.addmm(bias, a, b.T))
-    assert len(dispatcher.asked) == 2 and dispatcher.runs == 8  # a trial when each record is made
+    assert len(dispatcher.problems) == 2 and dispatcher.runs == 8  # a trial when each record is made
     call.matmul(a, b.T, measure=True)
     call.matmul(a, b.T, measure=True)
-    assert len(dispatcher.asked) == 3
+    assert len(dispatcher.problems) == 3
     assert torch.equal(call.linear(a.view(2, 8, 64), b), (a @ b.T).view(2, 8, 24))
-    assert len(dispatcher.asked) == 3
+    assert len(dispatcher.problems) == 3
 
 
 def test_misaligned_operands_go_to_pytorch(dispatcher: _Dispatcher) -> None:

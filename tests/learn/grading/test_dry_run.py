@@ -49,10 +49,10 @@ def graded(assignment: Path, text: str, folder: Path) -> dict[str, Any]:
     return results
 
 
-def points(found: dict[str, Any]) -> dict[str, float]:
+def points(report: dict[str, Any]) -> dict[str, float]:
     return {
         t["name"]: float(t["score"])
-        for t in found["tests"]
+        for t in report["tests"]
         if t["name"] in ("percentile", "conv_flops", "least_seconds")
     }
 
