@@ -26,6 +26,7 @@ class Optimizer:
     slots: tuple[str, ...] = ()  # names of the state arrays per parameter
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        """Store the parameters to train and the learning rate."""
         self.params = list(params)
         if not all(isinstance(p, Tensor) for p in self.params):
             raise ConfigurationError("an optimizer takes tensors: pass model.parameters()")
@@ -92,6 +93,7 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
+        """Store the parameters and settings."""
         super().__init__(params, lr)
         if nesterov and momentum <= 0:
             raise ConfigurationError("Nesterov's method needs a momentum above 0")
@@ -125,6 +127,7 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
+        """Store the parameters and settings; `betas` are the decay rates of both moments."""
         super().__init__(params, lr)
         if not all(0 <= beta < 1 for beta in betas):
             raise ConfigurationError(f"betas must be in [0, 1), not {betas}")

@@ -142,6 +142,7 @@ class Tensor:
     _made_at: int  # the counter's value when this tensor entered the graph
 
     def __init__(self, data: TensorLike, requires_grad: bool = False, dtype: npt.DTypeLike | None = None) -> None:
+        """Convert data to an array; float64 numbers become float32 unless a dtype is given."""
         self._array = _as_array(data, dtype)
         self.grad = self._step = None
         self.requires_grad = False

@@ -45,7 +45,7 @@ APART = {
     "bench/submission.py:exchange": _OWN,
     "tilewise_arena/worker.py:main": _WORDS,
     "cli/tiles/models.py:export": "read whole by the scorer just before, which has targets",
-    "costmodel/board.py:_key": "only hashed, never taken apart",
+    "costmodel/board.py:_row_key": "only hashed, never taken apart",
     "costmodel/training/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
     "tilewise_arena/grading/judging.py:must_be_solved": _PROGRAM,

@@ -96,6 +96,7 @@ def _treat_sigterm_as_interrupt() -> None:
     main_pid = os.getpid()
 
     def end(number: int, frame: object) -> None:
+        """Raise KeyboardInterrupt in this process; end a forked child at once."""
         signal.signal(number, signal.SIG_IGN if os.getpid() == main_pid else signal.SIG_DFL)  # ignore repeats
         if os.getpid() == main_pid:
             raise KeyboardInterrupt

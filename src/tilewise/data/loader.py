@@ -26,6 +26,7 @@ class BatchLoader:
     """
 
     def __init__(self, x: Array, y: Array, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+        """Store samples x with labels y; `shuffle` draws a new order for every epoch from `seed`."""
         if batch_size < 1:
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
         if len(x) != len(y) or not len(x):
@@ -90,6 +91,7 @@ class TextLoader:
     """Endless batches of (ids, next ids), each (B, T), from random positions of a text."""
 
     def __init__(self, ids: Array, batch_size: int, context: int, seed: int = 0) -> None:
+        """Store a text's token ids; each batch has `batch_size` sequences of `context` tokens."""
         if len(ids) <= context:
             raise ShapeError(f"a text of {len(ids)} tokens is too short for a context of {context}")
         self.ids, self.batch_size, self.context, self.seed = ids, batch_size, context, seed

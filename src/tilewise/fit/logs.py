@@ -37,6 +37,7 @@ class TensorBoardLog(Progress):
     """Scalars for TensorBoard: `loss` of every step, `train_loss` and `score` of every epoch."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Import TensorBoard's writer; raise UnavailableError if it is not installed."""
         self.folder = Path(folder).expanduser()
         self._writer: Any = None
         self._step = 0

@@ -89,6 +89,7 @@ class Trainer:
     """Trains a model by a recipe, with its checkpoint and results in the folder `out`."""
 
     def __init__(self, recipe: FitRecipe, out: Path, checkpoint_every: int) -> None:
+        """Create the task and optimizer of a recipe; a checkpoint is written every `checkpoint_every` steps."""
         self.recipe, self.out, self.checkpoint_every = recipe, out, checkpoint_every
         self.task = task_for(recipe)
         self.run = RunState()

@@ -165,6 +165,7 @@ class _Source:
     """Checked access to the metadata and tensors of a GGUF file; missing or misshapen ones raise."""
 
     def __init__(self, file: GGUFFile) -> None:
+        """Start reading a parsed file."""
         self.file = file
         self.prefix = ""
         self.checked: set[str] = set()  # names of the tensors that the model uses

@@ -100,6 +100,7 @@ class _WholeTokens:
     """Finds special tokens spelled out in a text: the leftmost, and the longest at equal positions."""
 
     def __init__(self, ids: dict[str, int]) -> None:
+        """Index the special tokens (text to id) by their first character and length."""
         self._ids = ids
         lengths: dict[str, set[int]] = {}
         for token in ids:
@@ -162,10 +163,7 @@ _TOKENIZERS = {"gpt2": _byte_level, "llama": _sentence_piece}
 def _vocabulary(
     metadata: dict[str, Any], size: int, path: str, special: dict[str, int], adds_begin: bool
 ) -> _Vocabulary:
-    """Read the tokens of a file; `size` is the number of embeddings.
-
-    `special` and `adds_begin` are the defaults for metadata that is missing.
-    """
+    """Read the `size` tokens of a file; `special` and `adds_begin` are defaults for missing metadata."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not 1 <= len(tokens) <= min(size, _MAX_TOKENS):
         raise FileFormatError(f"{path} has a damaged tokenizer: its tokens do not match {size} embeddings.")
@@ -235,6 +233,7 @@ class SentencePieceTokenizer(Tokenizer):
     """SentencePiece BPE: neighbours are joined by score; unknown characters become bytes."""
 
     def __init__(self, vocabulary: _Vocabulary, scores: list[float], prefix: bool) -> None:
+        """Store the tokens' scores; `prefix` puts a space in front of every text."""
         super().__init__(vocabulary)
         self._prefix, self._scores = prefix, scores
         self._bytes = {
@@ -312,6 +311,7 @@ class ByteLevelTokenizer(Tokenizer):
     """Byte-level BPE: words are UTF-8 bytes, merged in the order of the file's merge list."""
 
     def __init__(self, vocabulary: _Vocabulary, merges: list[str], splitter: _Splitter) -> None:
+        """Store the merge list ("left right" by priority) and the splitter of words."""
         super().__init__(vocabulary)
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # of "left right"
         self._splitter = splitter
@@ -406,6 +406,7 @@ class TextStream:
     """
 
     def __init__(self, stop_words: Iterable[str] = ()) -> None:
+        """Start an empty stream that ends at any of these words."""
         self._stops: Sequence[str] = [word for word in stop_words if word]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""

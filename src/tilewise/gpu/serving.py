@@ -139,6 +139,7 @@ class ServingRanker:
     """Ranks configurations of serving kernels by trained regression trees."""
 
     def __init__(self, path: Path = FILE) -> None:
+        """Read the trees from a model file."""
         arrays, _ = load_arrays(path)
         try:
             self._winners, self._times = Trees(arrays, "winners"), Trees(arrays, "times")

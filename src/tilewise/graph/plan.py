@@ -42,6 +42,7 @@ class Plan:
     """
 
     def __init__(self, module: Module, examples: tuple[Any, ...]) -> None:
+        """Compile the module for inputs like the examples."""
         self._module, self._weights = module, WeightCache()
         self._specializations: dict[tuple[str, Shapes], _Specialization] = {}  # by instruction set and input shapes
         self._chunk_sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # by instruction set and input shape
@@ -52,6 +53,7 @@ class Plan:
         self._specialize(self._chunks(arrays)[0])
 
     def __call__(self, *inputs: Any) -> Any:
+        """Run the plan on inputs; a new shape is compiled first."""
         wrapped = any(isinstance(x, Tensor) for x in inputs)
         arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in inputs]
         dtypes = [array.dtype for array in arrays]
@@ -165,6 +167,7 @@ class _Specialization:
     calls: list[Call]
 
     def __init__(self, module: Module, examples: list[Array], weights: WeightCache, whole: bool = True) -> None:
+        """Trace, lower and partition the module for inputs like the examples, or a chunk of them."""
         batched = len(examples) == 1 and examples[0].ndim == 4 and len(examples[0]) > 1
         self.images = len(examples[0]) if batched else 0
         with _without_caches():
@@ -226,6 +229,7 @@ class _TraceGuard:
     """
 
     def __init__(self, module: Module, examples: list[Array], first: Trace) -> None:
+        """Run the module on a second input, whose result the plan must reproduce."""
         self._first, self._first_result = first, first.outputs[""]
         self._rounding = _FLOAT_ROUNDING
         self._inputs = [_second_input(x) for x in examples]

@@ -31,6 +31,7 @@ class _Tracer:
     """
 
     def __init__(self, inputs: list[Array], always_record: Collection[str]) -> None:
+        """Start a trace whose first values are these inputs."""
         self.owner, self.always_record = threading.get_ident(), always_record
         self.records: list[Any] = _DiscardingList()
         self.models: list[Any] = []

@@ -32,6 +32,7 @@ class MessageChannel:
     """One end of a pair of pipes for messages of bounded length, with a deadline (monotonic seconds)."""
 
     def __init__(self, reading: int, writing: int, deadline: float | None = None) -> None:
+        """Store the file descriptors to read from and write to."""
         self._reading, self._writing, self.deadline = reading, writing, deadline
         self._buffer = bytearray()
         self.computing_seconds: Callable[[], float | None] = lambda: None  # CPU time of the other process

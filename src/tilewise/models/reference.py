@@ -75,6 +75,7 @@ class ResidualBlock(Module):
     """Residual block: conv, ReLU, conv, add the skip (a 1×1 convolution if the shape changes), ReLU."""
 
     def __init__(self, channels: int, filters: int, stride: int, rng: Rng = None) -> None:
+        """Create the convolutions; the skip connection gets one if the shape changes."""
         rng = np.random.default_rng(rng)
         self.conv1 = Conv2d(channels, filters, 3, stride, padding=1, rng=rng)
         self.conv2 = Conv2d(filters, filters, 3, padding=1, rng=rng)
@@ -96,6 +97,7 @@ class ResNet8(Module):
     """Residual network for 3×32×32 images; see `resnet8`."""
 
     def __init__(self, classes: int = 10, rng: Rng = None) -> None:
+        """Create the layers with random weights."""
         rng = np.random.default_rng(rng)
         self.conv = Conv2d(3, 16, 3, padding=1, rng=rng)
         self.block1 = ResidualBlock(16, 16, 1, rng)

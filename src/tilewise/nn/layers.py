@@ -39,6 +39,7 @@ class Linear(FusibleLayer):
     """Linear layer y = x @ weight.T + bias with weight (out, in)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, rng: Rng = None) -> None:
+        """Draw weight and bias uniformly in ±1/sqrt(in_features), as PyTorch does."""
         rng = np.random.default_rng(rng)
         self.in_features, self.out_features = in_features, out_features
         self.weight = uniform(rng, (out_features, in_features), _bound(in_features))
@@ -145,6 +146,7 @@ class BatchNorm2d(Module):
     depends_on_mode = True
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        """Create scale 1, shift 0, running mean 0 and running variance 1 per channel."""
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.weight = Parameter(np.ones(num_features, np.float32))
         self.bias = Parameter(np.zeros(num_features, np.float32))
@@ -172,6 +174,7 @@ class BatchNorm2d(Module):
 
 class LayerNorm(Module):
     def __init__(self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5) -> None:
+        """Create scale 1 and shift 0 of the normalized shape."""
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.normalized_shape, self.eps = shape, eps
         self.weight = Parameter(np.ones(shape, np.float32))
@@ -185,6 +188,7 @@ class Embedding(Module):
     takes_arrays = True
 
     def __init__(self, num_embeddings: int, embedding_dim: int, rng: Rng = None) -> None:
+        """Draw the table (num_embeddings, embedding_dim) from a standard normal distribution."""
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         values: npt.NDArray[np.float32] = np.random.default_rng(rng).standard_normal(
             (num_embeddings, embedding_dim), dtype=np.float32

@@ -82,6 +82,7 @@ class GroupedQueryAttention(Module):
     """
 
     def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "", index: int = 0) -> None:
+        """Create the projections with `layer`; `prefix` and `index` are the block's name and number."""
         self.config, self.index = config, index
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = layer(f"{prefix}q_proj", config.width, queries, config.qkv_bias)
@@ -146,6 +147,7 @@ class FeedForward(Module):
     """Feed-forward layers: down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x))) without a gate."""
 
     def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
+        """Create the linear layers with `layer`; `prefix` begins their names."""
         activations = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": F.gelu_tanh}
         self.activation, self.gated = activations[config.activation], config.gated
         if config.gated:
@@ -164,6 +166,7 @@ class LlamaBlock(Module):
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); Gemma normalizes both summands again."""
 
     def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "", index: int = 0) -> None:
+        """Create norms, attention and feed-forward layers; `prefix` and `index` are the block's name and number."""
         self.norm1, self.norm2 = make_norm(config), make_norm(config)
         self.has_post_norms = config.post_norms
         if config.post_norms:
@@ -189,10 +192,7 @@ class Llama(Module):
     """
 
     def __init__(self, config: LlamaConfig, rng: Rng = None, layer: LinearFactory | None = None) -> None:
-        """Create the layers.
-
-        `layer` creates linear layers in place of `nn.Linear`, and embeddings are then filled in later.
-        """
+        """Create the layers; `layer` replaces `nn.Linear`, in which case embeddings are filled in later."""
         self.config = config
         self.vocab, self.context, self.heads = config.vocab, config.context, config.heads
         rng = np.random.default_rng(rng)
@@ -207,10 +207,7 @@ class Llama(Module):
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
-        """Compute logits (B, T, vocab) for token `ids` (B, T).
-
-        The first token is at `position`, one for all rows or one each. `past_kv` has one cache view per block.
-        """
+        """Compute logits (B, T, vocab) for `ids` (B, T) from `position` on, one start for all rows or one each."""
         tokens = ids._array if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"Llama takes token ids of shape (B, T), not {tokens.shape}")

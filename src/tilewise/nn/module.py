@@ -76,6 +76,7 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`; in eval mode by a compiled plan if there is one, and recorded if a profiler is active."""
         first = args[0] if args else next(iter(kwargs.values()), None)
         if first.__class__ is not Tensor and not self.takes_arrays and needs_conversion(first):
             return call_with_arrays(self, args, kwargs)
@@ -182,10 +183,7 @@ class Module:
         return {name: tensor.detach() for name, tensor in self.named_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Copy tensors (tilewise, NumPy or PyTorch) into this module; shapes and kinds of dtype must match.
-
-        With `strict`, the names must match too.
-        """
+        """Copy arrays or tensors into this module; shapes, dtype kinds and, if `strict`, names must match."""
         own = dict(self.named_tensors())
         if strict and own.keys() != state.keys():
             raise ConfigurationError(_name_mismatch(set(own), set(state)))

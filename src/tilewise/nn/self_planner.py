@@ -48,6 +48,7 @@ class SelfPlanner:
     """The compiled plans of one module, which stores it as an attribute; a copied module starts without plans."""
 
     def __init__(self) -> None:
+        """Start without plans."""
         self._lock = threading.RLock()
         self._state: _Planned | None = None
         self._pause = 0  # calls until planning is tried again

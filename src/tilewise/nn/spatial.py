@@ -56,6 +56,7 @@ class GroupNorm(Module):
     """Group normalisation (Wu and He 2018): normalise each group of channels, then scale and shift each channel."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        """Create scale 1 and shift 0 per channel; the groups must divide the channels."""
         if num_groups < 1 or num_channels % num_groups:
             raise ShapeError(f"{num_channels} channels cannot be divided into {num_groups} groups")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps

@@ -101,6 +101,7 @@ class TransformerBlock(Module):
         rng: Rng = None,
         approximate: str = "none",
     ) -> None:
+        """Create norms, attention and the two linear layers, the inner one `mlp_ratio` times as wide."""
         if approximate not in ("none", "tanh"):
             raise ConfigurationError(f'approximate must be "none" or "tanh", not {approximate!r}')
         rng = np.random.default_rng(rng)

@@ -222,6 +222,7 @@ class _Constants:
     """Decoder of a file's tensors, which may be in external files next to it."""
 
     def __init__(self, where: Path, weights: Weights | None) -> None:
+        """Start without constants; `where` is the model's path, `weights` the raw data left in its file."""
         self.where, self.folder = where, where.parent
         self._stream = None if weights is None else weights[0]
         self._locations = [] if weights is None else weights[1]

@@ -24,6 +24,7 @@ class OnnxWriter:
     """Collects the nodes and weights of an ONNX graph under construction, and writes its file."""
 
     def __init__(self, opset: int = OPSET) -> None:
+        """Start an empty graph for this version of the operators."""
         self.onnx, self.opset = onnx_package(), opset
         self.nodes: list[Any] = []
         self.weights: dict[str, Array] = {}

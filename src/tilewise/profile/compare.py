@@ -134,6 +134,7 @@ class _InterleavedSamples:
     """Timing samples taken in interleaved blocks: two samples of every function per block."""
 
     def __init__(self, functions: Mapping[str, Function], sample_seconds: float, seed: int) -> None:
+        """Start without samples; each sample will take about `sample_seconds`."""
         self.functions = dict(functions)
         self.names = list(functions)
         self.samples: dict[str, list[float]] = {name: [] for name in functions}

@@ -116,6 +116,7 @@ class Recording:
     """Collects the events of a `with` block, of this thread and of all threads without a recording of their own."""
 
     def __init__(self) -> None:
+        """Start without events; recording begins with the `with` block."""
         self.owner = 0
         self.records: list[Any] = []  # the framework appends a record when an operation ends
         self.models: list[Callable[[], Any]] = []  # weak references to the outermost models that ran

@@ -90,6 +90,7 @@ class Pattern:
     """Sparsity pattern: "unstructured", "N:M" such as "2:4", or "block:HxW"."""
 
     def __init__(self, text: str) -> None:
+        """Parse a pattern's name; ConfigurationError if it is not valid."""
         self.text = text = str(text)
         group, block = re.fullmatch(r"(\d+):(\d+)", text), re.fullmatch(r"block:(\d+)x(\d+)", text)
         self.group = (int(group[1]), int(group[2])) if group else None

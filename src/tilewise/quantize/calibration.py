@@ -243,6 +243,7 @@ class _ActivationStatistics:
     """Statistics of every operator's result over the batches of a calibration."""
 
     def __init__(self, steps: int, histograms: bool) -> None:
+        """Start without observations of the operators; `histograms` collects whole distributions."""
         self.observers = [Observer(histograms) for _ in range(steps)]
         self.shapes: list[tuple[int, ...]] = [()] * steps
         self.means: list[Array] = [np.zeros(0)] * steps  # sums over the samples of each channel's mean

@@ -42,6 +42,7 @@ class FloatIsland:
     """Consecutive operators that run in float as one compiled plan per set of input shapes."""
 
     def __init__(self, graph: FloatGraph, steps: tuple[int, ...]) -> None:
+        """Store the operators (indices) of the island and find the operators whose results they read."""
         self.graph, self.steps = graph, steps
         self.sources = sorted({i for s in steps for i in graph.steps[s].inputs} - set(steps))
         # Copies of a graph have the same nodes, so they share plans: calibration converts a graph many times.

@@ -549,8 +549,8 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
 
 
 def _float_values(x: Any) -> Array:
-    # Not `data`: reading it counts as a computation outside of tensors, which a plan could not follow.
     """Return the values of a tensor or array as float32; they are copied only if they are not float32."""
+    # Not `data`: reading it counts as a computation outside of tensors, which a plan could not follow.
     values = x._array if isinstance(x, Tensor) else np.asarray(x)
     return values if values.dtype == np.float32 else values.astype(np.float32)
 

@@ -178,6 +178,7 @@ class Movement(IntegerOp):
     """An operator that only moves or compares values: the reference of its record, applied to integers."""
 
     def __call__(self, *inputs: QuantizedArray) -> QuantizedArray:
+        """Apply the operator's NumPy reference to the integers, and wrap the result."""
         reference = NATIVE_OPS[self.op.kind].reference
         assert reference is not None
         planes = reference(self.op, *(image_values(x).transpose(0, 3, 1, 2) for x in inputs))

@@ -422,6 +422,7 @@ class NumpyInt8Layer:
         groups: int = 1,
         dilation: Pair = (1, 1),
     ) -> None:
+        """Store integer weights with offset and scale per output channel, and the convolution's settings."""
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
         self._stride, self._groups, self._dilation = stride, groups, dilation
         self._padding = (*padding, *padding)[:4]

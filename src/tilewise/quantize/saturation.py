@@ -81,6 +81,7 @@ class _WeightRows:
     """Rounds rows of weights, in units of their scale, channel by channel without 16-bit overflow."""
 
     def __init__(self, steps: Array, products: int) -> None:
+        """Start rounding rows of weights (O, C) in units of their scale, with all 16-bit sums at zero."""
         self.steps, self.products = steps, products
         self.pruned = steps == 0  # zeros stay zeros, so that a pruned model stays pruned
         self.q = np.zeros(steps.shape, np.int8)
@@ -122,6 +123,7 @@ class GptqRounding:
     """Rounds the weights of a graph's convolutions on demand, and caches them for all candidate models."""
 
     def __init__(self, graph: FloatGraph, x: Array) -> None:
+        """Run the float model on `x` to collect second moments of the layers' inputs."""
         sources = {s.inputs[0] for s in graph.steps if _is_plain(s)}
         self.moments: dict[int, Array] = {}
         self._cache: dict[int, tuple[Array, QuantizedWeights]] = {}

@@ -123,10 +123,7 @@ def _session(batch: BatchRow) -> tuple[int, bool]:
 
 
 def _drift_corrections(batches: Sequence[BatchRow], average: Average) -> tuple[dict[tuple[int, bool], float], float]:
-    """Return the factor that corrects each session for clock drift, and the default's runtime that all are scaled to.
-
-    That is the default's runtime in the last reliable session.
-    """
+    """Return each session's factor that scales its default's time to the last reliable one's, and that time."""
     undisturbed: dict[tuple[int, bool], list[float]] = defaultdict(list)
     all_times: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for batch in batches:

@@ -43,6 +43,7 @@ class Claims:
     """The claims of kernels in one open store, including those of this process."""
 
     def __init__(self, database: Database) -> None:
+        """Start without claims of this process."""
         self._database = database
         self._own_claims: dict[int, int] = {}  # kernel -> run, of this process
         self._stop = threading.Event()

@@ -45,6 +45,7 @@ class Store(StoreReader):
     """
 
     def __init__(self, where: str | os.PathLike[str], *, create: bool = True, partition: str | None = None) -> None:
+        """Open a store by path or URL; `create` makes a missing one."""
         super().__init__(open_database(where, create), partition)
         self.path = Path(self.database.name)
         self._claims: Claims | None = None

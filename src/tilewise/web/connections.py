@@ -163,6 +163,7 @@ class PendingConnections:
     def __init__(
         self, listening: socket.socket, make: Callable[[], asyncio.Protocol], health: Callable[[], bytes | None]
     ) -> None:
+        """Store the socket, the factory of protocols, and the function that answers health checks."""
         self._listening, self._make, self._health = listening, make, health
         self._waiting: dict[socket.socket, float] = {}  # time of the last event; the oldest first
         self._partial_heads: dict[socket.socket, bytes] = {}

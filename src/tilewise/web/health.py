@@ -20,6 +20,7 @@ class Pulse:
     def __init__(
         self, start_query: Callable[[], asyncio.Future[Any]], describe: Callable[[Any], dict[str, Any]]
     ) -> None:
+        """Store both functions; no query is made yet."""
         self._start_query, self._describe = start_query, describe
         self._query: asyncio.Future[Any] | None = None
         self._query_time = 0.0

@@ -94,6 +94,7 @@ class Limits:
         pulse: Pulse | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
+        """Wrap `app`; see the class for the parameters."""
         self.app, self._lookup, self._pulse, self._max_body_bytes = app, lookup, pulse, max_body_bytes
         self._queues: dict[str, _ClientQueue] = {}
         self._rates = Rates(rate, 5 * rate)
@@ -262,6 +263,7 @@ class _ResponseSender:
         self.status, self.length = 0, 0
 
     async def __call__(self, message: Message) -> None:
+        """Send one message, with additional headers if it starts the response."""
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             present = {name.lower() for name, _ in message.get("headers", [])}
@@ -284,8 +286,8 @@ def _log(scope: Any, response: _ResponseSender, seconds: float) -> None:
 
 
 async def _send_error(send: _ResponseSender, error: TilewiseError) -> None:
-    # Except after a rate limit, the body was not read, so the connection cannot be used again.
     """Send an error as JSON with its status; the connection is closed unless the status is 429."""
+    # Except after a rate limit, the body was not read, so the connection cannot be used again.
     status = status_of(error)
     more = (b"retry-after", b"2") if status == 429 else (b"connection", b"close")
     await _send_json(send, status, error_facts(error), more)

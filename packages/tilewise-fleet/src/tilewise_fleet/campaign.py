@@ -87,6 +87,7 @@ class _Driver:
     """Driver of a campaign: one Ray actor per slot, which is restarted if lost, and events for the reporter."""
 
     def __init__(self, ray: Any, campaign: Campaign, report: Report) -> None:
+        """Start without actors; the time limit begins now."""
         self.ray, self.campaign, self.report, self.status = ray, campaign, report, CampaignStatus()
         self._actor_class = ray.remote(num_cpus=0, max_restarts=0)(Slot)
         self._actors: dict[SlotAddress, Any] = {}

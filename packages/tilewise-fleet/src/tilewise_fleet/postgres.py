@@ -95,8 +95,8 @@ class PostgresDatabase:
         self.engine.dispose()
 
     def _statement(self, query: str) -> Any:
-        # Parsing a query text is slow compared with executing it, so parsed texts are cached.
         """Return the SQLAlchemy statement of a query text; cached."""
+        # Parsing a query text is slow compared with executing it, so parsed texts are cached.
         if query not in self._statements:
             self._statements[query] = self._text(query)
         return self._statements[query]

@@ -157,10 +157,7 @@ class SweepResult:
 
 
 def best_of(trials: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], float]:
-    """Return the best trial of the draw with the highest mean over folds and seeds, and that mean.
-
-    The first one wins a tie.
-    """
+    """Return the best trial of the draw with the highest mean over folds and seeds, and that mean."""
     draws: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for trial in trials:
         draws[trial["draw"]].append(trial)

@@ -183,6 +183,7 @@ def _stream_text(stream: Any, text_model: _TextModel, stop: list[str], prompt: s
     out, text, new, interrupted = TextStream(stop), [], list[int](), False
 
     def write(part: str) -> None:
+        """Print and collect a piece of the generated text."""
         text.append(part)
         if not silent:
             sys.stdout.write(part)

@@ -216,6 +216,7 @@ def _fine_tuning(steps: int) -> Any:
         with progress_bar(None) as move:
 
             def report(step: int, loss: float) -> None:
+                """Show that a training step is done, with its loss."""
                 if move is not None:
                     move(step, steps, f"fine-tuning, loss {loss:.3f}")
                 elif step % max(1, steps // 10) == 0:

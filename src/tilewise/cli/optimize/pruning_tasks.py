@@ -88,6 +88,7 @@ class TextPruning:
     _BATCH, _TOKENS = 8, 128
 
     def __init__(self, seed: int) -> None:
+        """Load the character GPT and its text; `seed` draws the training batches."""
         self.model, text = models.pretrained("gpt"), data.text()
         context = self.model.context
         self.loader = data.TextLoader(text.train, self._BATCH, context, seed)

@@ -72,6 +72,7 @@ def _report() -> Report:
     interval, state = (1.0 if sys.stderr.isatty() else 15.0), {"last": 0.0}
 
     def show(name: str, done: int, total: int) -> None:
+        """Print how many of `total` bytes of file `name` are downloaded."""
         now = time.monotonic()
         if now - state["last"] >= interval or done == total:
             state["last"] = now

@@ -43,6 +43,7 @@ class Split(Sequence[Kernel]):
     def __init__(
         self, names: Sequence[str], offsets: dict[str, Array], arrays: dict[str, Array], schema: Schema
     ) -> None:
+        """Store the flat arrays of all kernels, and the first row of each kernel in them (`offsets`)."""
         self.names = list(names)
         self.schema = schema
         self._offsets = offsets

@@ -96,6 +96,7 @@ class SplitWriter:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Prepare to write a split's flat files to `folder`."""
         self._folder = folder
         self._streams: dict[str, IO[bytes]] = {}
         self._names: list[str] = []

@@ -53,6 +53,7 @@ class LayoutSAGE(LayoutModel):
     """GraphSAGE with the configuration added before the first layer, and mean pooling over nodes."""
 
     def __init__(self, node_width: int, hidden: int = 64, layers: int = 3, op_embed: int = 16) -> None:
+        """Build the layers, with `op_embed` units per opcode and `hidden` units per layer."""
         super().__init__()
         self.opcodes = OpcodeEmbedding(N_OPCODES, op_embed)
         self.nodes, self.configs = Dense(node_width + op_embed, hidden), Dense(_WIDTH, hidden)

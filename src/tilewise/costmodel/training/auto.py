@@ -180,10 +180,7 @@ def _test_on_unfamiliar(
 
 
 def _left_out_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels of the smallest families, fewer than half of all kernels.
-
-    A family has one opcode and rank of the heaviest operation.
-    """
+    """Return the kernels of the smallest families (heaviest opcode and rank), fewer than half of all."""
     families: dict[tuple[int, int], list[Kernel]] = {}
     for kernel in kernels:
         rank = int(np.count_nonzero(kernel_sizes(kernel)[DIMENSIONS : 2 * DIMENSIONS]))

@@ -228,10 +228,7 @@ class DeviceEpochs:
         self._replay()
 
     def _capture_step(self) -> Callable[[], None]:
-        """Capture a training step into a CUDA graph and return its replay.
-
-        The weights are restored after the warm-up steps, so that results do not depend on them.
-        """
+        """Capture a training step into a CUDA graph, restore the weights, and return the graph's replay."""
         optimizer, run = self.run.optimizer, self.run
         state = [optimizer.values, optimizer.mean, optimizer.square, self.total_loss]
         state += [optimizer.count] + ([run.average] if run.average is not None else [])

@@ -207,10 +207,7 @@ class ResumableRun:
 
 
 def selection_value(row: dict[str, float], select: str) -> float:
-    """Return the metric `select` of an epoch's `row`, with a sign such that larger is better.
-
-    ``top`` combines top-1 and top-5 error.
-    """
+    """Return the metric `select` of an epoch (``top``: top-1 and top-5 error), signed so that larger is better."""
     if select in ("opa", "tau"):
         value = row[f"val_{select}"]
         return value if np.isfinite(value) else -1.0

@@ -24,6 +24,7 @@ class InputCache:
     """Cache of the model inputs of a split's kernels, within a memory budget."""
 
     def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
+        """Start with an empty cache of at most `budget` bytes."""
         self.kernels, self.preparation = kernels, preparation
         self._inputs: dict[int, ModelInputs] = {}
         self._budget = self._kernel_budget = budget  # bytes left, for inputs and for kernels

@@ -351,8 +351,8 @@ class TilewiseChoices(InductorChoices):
         configs = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
 
         def select(advisor: Advisor) -> Any:
-            # The exhaustive list is not used: the model prefers its deeper pipelines, which never were the fastest.
             """Return the advisor's tilings for the attention that is being compiled."""
+            # The exhaustive list is not used: the model prefers its deeper pipelines, which never were the fastest.
             tilings = self.get_config_heuristics(device_type).flex_attn_fwd_autotune_configs
             with config.patch(max_autotune=False):  # without autotuning PyTorch lists its default tiling alone
                 (default,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)

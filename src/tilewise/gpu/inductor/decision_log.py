@@ -41,6 +41,7 @@ class DecisionLog:
     """The decisions and measurements of one machine."""
 
     def __init__(self, machine: str, folder: Path | None = None) -> None:
+        """Open the records of `machine` in a folder (default: the user's cache folder)."""
         self.folder = folder or default_folder()
         # Every measurement that the compiler made on this machine with this version of PyTorch.
         store_file = self.folder / f"triton-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.sqlite"

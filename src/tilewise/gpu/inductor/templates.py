@@ -223,10 +223,7 @@ class _Comparison:
 
 
 def _compare_with_aten(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> _Comparison:
-    """Predict the times of all candidates and of ATen.
-
-    `advantage` is the time in seconds that a template saves by fusing the epilogue.
-    """
+    """Predict the times of all candidates and ATen; `advantage` is the seconds that fusing the epilogue saves."""
     batch = problem.size("batch")
     kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
     # PyTorch's TMA templates pay for their descriptors, which the model's kernels do not.
@@ -256,10 +253,7 @@ def _rank_candidates(model: RuntimeModel, problem: Problem, of: Columns, advanta
 def _choose_unmeasured(
     model: RuntimeModel, problem: Problem, of: Columns, advantage: float
 ) -> tuple[int | None, list[int], float]:
-    """Choose by predictions alone.
-
-    Return (index of the template or None for ATen, the best few, predicted microseconds).
-    """
+    """Choose by prediction: (template's index or None for ATen, indices of the best few, microseconds)."""
     compared = _compare_with_aten(model, problem, of, advantage)
     shortlist = [int(index) for index in compared.order[:_SHORTLIST]]
     if compared.gain > required_gain(supports_tma(problem), compared.deviation):
@@ -366,9 +360,6 @@ def _resources(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def _tiling_fits(problem: Problem, config: Config) -> bool:
-    """Tell whether a tiling fits into registers and shared memory.
-
-    Single-stage tilings, not pipelined, are excluded.
-    """
+    """Tell whether a tiling fits into registers and shared memory; single-stage tilings are excluded."""
     accumulators, shared_bytes = _resources(problem, config)
     return 8 <= accumulators <= 192 and shared_bytes <= H200.shared_bytes_per_block and config.size("stages") > 1

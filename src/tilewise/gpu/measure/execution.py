@@ -186,6 +186,7 @@ class InterpreterDevice(Clock):
     l2_bytes = 0
 
     def __init__(self) -> None:
+        """Switch Triton to its interpreter and import PyTorch, on one thread."""
         os.environ["TRITON_INTERPRET"] = "1"
         torch = _torch()
         self.torch = torch

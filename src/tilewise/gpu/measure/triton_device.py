@@ -125,6 +125,7 @@ class TritonTrial:
     """
 
     def __init__(self, device: Any, problem: Problem, seed: int = 0) -> None:
+        """Allocate operands of the problem, drawn with `seed`, on the device."""
         self.device, self.problem, self.family = device, problem, get_family(problem.family)
         self._sets: list[Operands] = operand_sets(device, Job(problem, (), seed))
         self._expected = self.family.expected(problem, device.torch, self._sets[0])

@@ -187,6 +187,7 @@ class KernelRanker:
     """Ranks configurations of any Triton kernel by trained regression trees."""
 
     def __init__(self, path: Path = FILE) -> None:
+        """Read the trees from a model file."""
         arrays, _ = load_arrays(path)
         self.name = f"{RANKER} {hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
         try:

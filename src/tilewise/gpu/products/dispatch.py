@@ -368,6 +368,7 @@ class _DescriptorCache:
     """Caches the launcher's arguments for one TMA operand by the operand's address."""
 
     def __init__(self, descriptor: Any, metadata: Any) -> None:
+        """Store an example descriptor of the operand and the compiler's metadata for it."""
         self._fields = {"shape": descriptor.shape, "strides": descriptor.strides,
                         "padding": getattr(descriptor, "padding", "zero")}  # fmt: skip
         self._metadata = metadata

@@ -43,8 +43,8 @@ def _emit_conv(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _conv(op: Op, x: Array, residual: Array | None = None) -> Array:
-    # Backends take (height, width) if both sides have the same padding, which more kernels support.
     """Compute a convolution of x (N, C, H, W) in NumPy, with its bias, optional residual and activation."""
+    # Backends take (height, width) if both sides have the same padding, which more kernels support.
     options = {"stride": op.stride, "padding": op.padding, "groups": op.groups, "dilation": op.dilation}
     if op.padding[:2] == op.padding[2:]:
         options["padding"] = op.padding[:2]
@@ -62,8 +62,8 @@ def _write_conv(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _emit_linear(context: EmitContext, op: Op, operands: list[int]) -> int:
-    # Over tokens a linear layer is a 1×1 convolution.
     """Add a linear layer to the native plan and return its value number."""
+    # Over tokens a linear layer is a 1×1 convolution.
     if len(op.shape) != 2:
         return _emit_conv(context, op, operands)
     return int(context.plan.linear(context.weights(op), *operands, algorithm=op.algorithm))

@@ -122,8 +122,8 @@ def _write_depth_to_space(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 
 
 def _emit_identity(context: EmitContext, op: Op, operands: list[int]) -> int:
-    # Integer rows and images have different storage; floats have one.
     """Return the operand's value number; an integer plan first converts between image and row storage."""
+    # Integer rows and images have different storage; floats have one.
     is_row = len(op.shape) == 2
     return int(context.plan.pixel_as_row(operands[0], is_row, context.padding)) if context.is_integer else operands[0]
 

@@ -331,8 +331,8 @@ def _cat(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _cat_op(low: Lowering, number: int, node: Node, values: list[Any], sizes: list[int], axis: int) -> Op | None:
-    # Each value starts where the one before it ends.
     """Return an op that concatenates `values`, of sizes `sizes` along `axis`; None if one has no strided form."""
+    # Each value starts where the one before it ends.
     ends = np.cumsum(sizes).tolist()
     starts = [
         tuple(end - n if a == axis else 0 for a in range(len(node.shape))) for end, n in zip(ends, sizes, strict=True)

@@ -49,6 +49,7 @@ class EncoderLayer(nn.Module):
     """Encoder layer of BERT: attention and two linear layers, each with a residual followed by a norm."""
 
     def __init__(self, width: int, heads: int, rng: Rng) -> None:
+        """Create the layers with random weights."""
         self.attention = nn.MultiHeadAttention(width, heads, rng=rng)
         self.norm1, self.norm2 = nn.LayerNorm(width, 1e-12), nn.LayerNorm(width, 1e-12)
         self.linear1 = nn.Linear(width, 4 * width, rng=rng)
@@ -66,6 +67,7 @@ class Bert(nn.Module):
     """BERT (Devlin et al. 2019): token ids (N, T) to hidden states (N, T, width)."""
 
     def __init__(self, layers: int, width: int, heads: int, vocab: int, context: int, rng: Rng) -> None:
+        """Create the embeddings and encoder layers with random weights."""
         self.vocab, self.context, self.example_shape = vocab, context, (min(context, 128),)
         self.tokens = nn.Embedding(vocab, width, rng)
         self.places = nn.Embedding(context, width, rng)

@@ -52,6 +52,7 @@ class SqueezeExcite(nn.Module):
     """Squeeze-and-excite (Hu et al. 2018): scale each channel by a gate computed from all channel means."""
 
     def __init__(self, channels: int, squeezed: int, rng: Rng, activation: str = "relu", hard: bool = False) -> None:
+        """Create the two 1×1 convolutions; `hard` uses the hard sigmoid for the gate."""
         self.fc1 = nn.Conv2d(channels, squeezed, 1, rng=rng)
         self.fc2 = nn.Conv2d(squeezed, channels, 1, rng=rng)
         self.activation = ACTIVATIONS[activation]()

@@ -123,6 +123,7 @@ class UNet(nn.Module):
     example_shape: tuple[int, ...] = (3, 256, 256)
 
     def __init__(self, classes: int, width: int, rng: Rng) -> None:
+        """Create the layers; the first level has `width` channels."""
         sizes = [width << i for i in range(5)]
         self.downs = nn.ModuleList(*(_double(a, b, rng) for a, b in zip([3, *sizes], sizes, strict=False)))
         self.pool = nn.MaxPool2d(2)

@@ -28,6 +28,7 @@ class InvertedResidual(nn.Module):
         rng: Rng,
         excite: nn.Module | None = None,
     ) -> None:
+        """Create the convolutions; without expansion if `inner` equals `channels`."""
         expand = [*conv_norm(channels, inner, 1, activation=activation, rng=rng)] if inner != channels else []
         self.branch = nn.Sequential(
             *expand,

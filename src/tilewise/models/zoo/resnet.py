@@ -18,6 +18,7 @@ class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(self, channels: int, width: int, stride: int, rng: Rng, groups: int = 1, base: int = 64) -> None:
+        """Create the convolutions; the skip connection gets one if the shape changes."""
         self.branch = nn.Sequential(
             *conv_norm(channels, width, 3, stride, rng=rng),
             *conv_norm(width, width, activation=None, rng=rng, gain=_BRANCH_GAIN),
@@ -36,6 +37,7 @@ class Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(self, channels: int, width: int, stride: int, rng: Rng, groups: int = 1, base: int = 64) -> None:
+        """Create the convolutions; `groups` and `base` set the width of the middle one."""
         inner, out = width * base // 64 * groups, width * self.expansion
         self.branch = nn.Sequential(
             *conv_norm(channels, inner, 1, rng=rng),

@@ -22,6 +22,7 @@ class Worker:
     """One process running `serve(connection, *arguments)`."""
 
     def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:
+        """Store what the process will run; it is started by the first task."""
         self._serve, self._arguments = serve, arguments
         self._process: Any = None
         self._connection: Connection[Any, Any] | None = None

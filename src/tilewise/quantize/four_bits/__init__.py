@@ -48,6 +48,7 @@ class NumpyInt4Weights:
     """NumPy reference of the packed weights, used if the compiled kernels are missing and to test them."""
 
     def __init__(self, codes: Array, scales: Array, minimums: Array | None, column_scale: Array) -> None:
+        """Pack codes two per byte, and store the scales of blocks and rows."""
         # (outputs, blocks * 32) codes, two per byte: the even one in the low half.
         padded = np.zeros((len(codes), scales.shape[1] * BLOCK), np.uint8)
         padded[:, : codes.shape[1]] = codes

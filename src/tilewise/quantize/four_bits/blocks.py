@@ -155,8 +155,8 @@ def _round_by_gptq(weight: Array, symmetric: bool, upper: Array) -> tuple[Array,
     grid: tuple[Array, Array | None] = (np.zeros(0), None)
 
     def begin(first: int, block: Array, importance: Array) -> None:
-        # The scale of a block is chosen when its first column is due, after earlier columns were compensated.
         """Choose the scales of the block of columns that starts at `first`, before these are rounded."""
+        # The scale of a block is chosen when its first column is due, after earlier columns were compensated.
         nonlocal grid
         grid = _fit_scales(block, symmetric, importance)
         scales[:, first // BLOCK] = grid[0]

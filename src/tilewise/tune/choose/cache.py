@@ -74,6 +74,7 @@ class ChoiceFile:
     """The cached choices of one machine and version, in a file; `notes` lists ignored lines and why."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, machine: str, version: str = __version__) -> None:
+        """Read the choices of `machine` from a folder (None: the user's cache folder)."""
         self.path = (Path(folder).expanduser() if folder is not None else cache_folder()) / FILE
         self.machine, self.version = machine, version
         self.notes: list[str] = []

@@ -51,7 +51,7 @@ def disable(backend: OptimizedBackend | None = None) -> None:
 
 @contextlib.contextmanager
 def tuned(cache: str | os.PathLike[str] | None = None) -> Iterator[TunedTable]:
-    """Apply `enable` inside a `with` statement."""
+    """Use the tiles tuned in a folder (default: the user's cache folder) inside the block; see `enable`."""
     backend = current_backend()
     previous = backend.tile_chooser
     try:

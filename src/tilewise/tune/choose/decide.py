@@ -173,17 +173,14 @@ class _MeasuredSearch:
         measure: Trial,
         report: Callable[[SearchStep, Config], None],
     ) -> None:
+        """Store the problem, its configurations, the Gaussian process and the trial."""
         self.problem, self.configs, self.process, self.measure, self.report = problem, configs, process, measure, report
         self.default_ns: float | None = None
         self.notes: list[str] = []
         self.failure_reasons: list[str] = []  # one entry per configuration that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
-        """Measure at most `budget` configurations, time the finalists again, and return the decision.
-
-        It stops earlier if the rest is expected to save less than `worth`; `start` is the start time of the whole
-        choice.
-        """
+        """Measure at most `budget` configurations, fewer if the rest saves less than `worth`; time finalists again."""
         claim = Claim(self.process)
         within5 = claim.after(0)
         readings = 0

@@ -32,6 +32,7 @@ class Memory:
     def __init__(
         self, folder: Path, machine: Machine, version: str, store_file: Path, say: Say = lambda line: None
     ) -> None:
+        """Open the choices in `folder`; the database is opened when it is first used."""
         self.folder, self.machine, self.store_file, self._say = folder, machine, store_file, say
         self.choices = ChoiceFile(folder, machine.identity, version)
         # By family: the stamp of the store when it was read, and its runtimes.

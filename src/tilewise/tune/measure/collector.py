@@ -153,6 +153,7 @@ class MeasurementRecorder:
     """Writes timing events of one kernel to the store as they happen."""
 
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
+        """Store where to write the events of this kernel, and the tally to count them in."""
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
         self._batch = 0
         self.handlers: Mapping[str, Callable[..., None]] = {

@@ -268,8 +268,8 @@ def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most
     """Return each kernel's regrets if a Gaussian process proposes by expected improvement."""
 
     def order(case: Case) -> list[int]:
-        # Expected improvement also for GPU models, whose calibration measures in the order of scores.
         """Return the order in which the process measures one kernel's configurations."""
+        # Expected improvement also for GPU models, whose calibration measures in the order of scores.
         process = case.process(dataclasses.replace(hyper, by_score=False))
         return [step.index for step in search(process, lambda i: float(case.runtime[i]), most)[0]]
 

@@ -76,6 +76,7 @@ class LedgerReplay:
     """Rebuilds the board's tables from the links of its ledger."""
 
     def __init__(self) -> None:
+        """Start with the empty tables of a new board."""
         self.rows: dict[int, dict[str, Any]] = {}
         self.digests: set[str] = set()
         self.events: dict[str, bool] = {}

@@ -48,6 +48,7 @@ class Workers:
     """Runs `count` worker processes over one board, and restarts those that die."""
 
     def __init__(self, count: int, where: str, threads: int, settings: Mapping[str, Any], key: Path | None) -> None:
+        """Start `count` workers with these settings, and the thread that watches them."""
         self._where, self._key = where, key
         self._words = [where, str(threads), json.dumps(settings), str(key or "")]
         self._ending = threading.Event()

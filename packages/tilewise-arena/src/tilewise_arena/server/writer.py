@@ -24,6 +24,7 @@ class BoardWriter:
     """A thread that commits queued changes to the board, several in one transaction."""
 
     def __init__(self, board: Board) -> None:
+        """Start the thread that writes to `board`."""
         self._board = board
         self._waiting: queue.Queue[tuple[Change, Future[Any]] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="board-writer", daemon=True)

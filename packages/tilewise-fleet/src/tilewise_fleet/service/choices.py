@@ -111,6 +111,7 @@ class ChoiceCache:
     """Caches measured problems, lists of configurations and cost models; used by the event loop's thread only."""
 
     def __init__(self, max_problems: int = _MAX_PROBLEMS) -> None:
+        """Start with empty caches, of at most `max_problems` problems."""
         self.problems: OrderedDict[tuple[str, str], CachedProblem] = OrderedDict()
         self._max_problems = max_problems
         self._lists: OrderedDict[bytes, tuple[int, tuple[Config, ...]]] = OrderedDict()
@@ -118,10 +119,7 @@ class ChoiceCache:
         self._models: dict[tuple[Any, ...], ModelScores | None] = {}
 
     def configs(self, content: Any, machine: Machine, problem: Problem, facts: Mapping[str, Any]) -> tuple[int, Any]:
-        """Return the list of configurations of a request, and a number that equal lists share.
-
-        A request without a list means all configurations of the problem's family.
-        """
+        """Return a request's configurations (default: the family's) and a number that equal lists share."""
         if content is None:
             return self._family_list(machine, problem, facts)
         if isinstance(content, KnownList) and content.entry is not None:

@@ -67,6 +67,7 @@ class ChoiceService:
     """The work behind the HTTP routes: choices from cache and store, and new measurements."""
 
     def __init__(self, where: str, rate: float, tokens: bool) -> None:
+        """Open the store at `where`; `rate` limits requests per token, unless `tokens` are off."""
         self.store_thread, self.cache, self.meters = StoreThread(where), ChoiceCache(), Meters()
         self._rates, self._tokens = Rates(rate, 4 * rate), tokens
         self._owners: dict[str, tuple[float, TokenOwner | None]] = {}  # token -> expiry, owner

@@ -138,8 +138,8 @@ def plain_value(value: Any) -> Value:
 
 @functools.lru_cache(10_000)
 def _parse_word(value: str) -> Value:
-    # Python's booleans appear as words in several tools' logs.
     """Parse a parameter's text: True and False become 1 and 0, numbers floats; other words stay text."""
+    # Python's booleans appear as words in several tools' logs.
     if value in ("True", "False"):
         return float(value == "True")
     try:

@@ -44,6 +44,7 @@ class RecordTable:
     """All records of an import; `kernels` returns them by kernel."""
 
     def __init__(self) -> None:
+        """Create an empty table."""
         self.identities: dict[str, int] = {}  # device, kernel and sizes as JSON with sorted keys -> number
         self.configurations = LoggedConfigs()
         # A key has the kernel's number in the high 32 bits, then the configuration's number, and in the lowest bit
@@ -126,6 +127,7 @@ class LoggedConfigs:
     """The distinct configurations of a log; words are stored as their number in the word list of their parameter."""
 
     def __init__(self) -> None:
+        """Create an empty list of configurations."""
         self.words: dict[str, dict[str, int]] = {}  # per parameter: word -> number, from 1
         self._layouts: dict[tuple[tuple[str, ...], tuple[int, ...]], _Layout] = {}
         self._rows: list[tuple[_Layout, bytes]] = []  # by number

@@ -170,6 +170,7 @@ class JsonWalker:
     """
 
     def __init__(self, source: Source) -> None:
+        """Begin at the first character of a JSON document."""
         self._source = source
         self._decode = json.JSONDecoder().raw_decode
         self._decode_chunk = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -170,6 +170,7 @@ class NodeMatrix:
     def __init__(
         self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
     ) -> None:
+        """Build an n × n matrix from (row, column, value) entries; values at equal positions are added."""
         self.n, self.dense = n, None
         # Entries sorted by row allow `reduceat` to sum each row's terms.
         order = np.argsort(rows, kind="stable")

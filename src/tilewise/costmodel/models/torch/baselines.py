@@ -87,6 +87,7 @@ class MLP(Baseline):
         hidden_dim: int = 64,
         reduction: str = "sum",
     ) -> None:
+        """Build the opcode embedding and the dense layers."""
         super().__init__(op_embed_dim)
         self.reduction = reduction
         inputs = node_width + op_embed_dim + config_width
@@ -112,6 +113,7 @@ class _SageBaseline(Baseline):
         hidden_dim: int = 64,
         op_embed_dim: int = 64,
     ) -> None:
+        """Build the opcode embedding, `num_gnns` GraphSAGE layers and the head."""
         super().__init__(op_embed_dim)
         self.hidden_activation = hidden_activation
         inputs = node_width + op_embed_dim + (config_width if self.early else 0)

@@ -54,6 +54,7 @@ class Dense(Layer):
     """Affine layer x @ kernel + bias with Glorot-uniform initialization."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
+        """Create a kernel (inputs, outputs), Glorot-uniform, and a bias of zeros."""
         super().__init__()
         # Keras's glorot_uniform.
         limit = math.sqrt(6.0 / max(1, inputs + outputs))
@@ -68,6 +69,7 @@ class Stack(Layer):
     """Dense layers with activations between them and none after the last."""
 
     def __init__(self, inputs: int, widths: Sequence[int], activation_name: str) -> None:
+        """Create dense layers of these widths, with the activation called `activation_name` in between."""
         super().__init__()
         sizes = [inputs, *widths]
         self.layers = nn.ModuleList(Dense(a, b) for a, b in pairwise(sizes))

@@ -77,6 +77,7 @@ class CpuCollector(Collector):
     limit_seconds = 20.0  # limit for checking one configuration
 
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
+        """Select the store's unfinished kernels that need at most as many threads as there are cores."""
         machine = Machine("cpu", machine_name(require_native()), {})
         requested, cores = list(kernels), real_cores()
         feasible = [kernel for kernel in requested if kernel.problem.threads <= cores]

@@ -154,6 +154,7 @@ class CpuTrial:
     """Times configurations in the current process (no isolation, no time limit)."""
 
     def __init__(self, problem: Problem, default: Config, seed: int = 0) -> None:
+        """Draw operands with `seed`, compute the correct result, and prepare the default configuration."""
         self.family, self.problem, self.default = get_family(problem.family), problem, default
         rng = np.random.default_rng(seed)
         self._operands = self.family.operands(problem, rng)
