@@ -100,8 +100,8 @@ def test_right_answers_in_any_style_pass(lesson, tmp_path):
     names = [exercise.name for exercise in exercises(lesson)]
     answers = [answer for answer in read_answers("right_answers.txt") if answer[0] in names]
     assert min(Counter(answer[0] for answer in answers).values()) >= 3
-    refused = [(name, style, check_answer(name, body, tmp_path)) for name, style, _, body in answers]
-    assert [entry for entry in refused if entry[2]] == []
+    verdicts = [(name, style, check_answer(name, body, tmp_path)) for name, style, _, body in answers]
+    assert [entry for entry in verdicts if entry[2]] == []
 
 
 @pytest.mark.parametrize(
