@@ -100,7 +100,7 @@ def parse_json(text: str | bytes, where: object, limit: int = MAX_JSON_BYTES) ->
     """Parse an untrusted JSON document; `where` names it in error messages."""
     if len(text) > limit:
         raise FileFormatError(f"{where} contains more JSON than the limit of {_amount(limit)}.")
-    # Python's integers have no limit: float() of a longer one would raise OverflowError wherever it is used.
+    # Python's integers have no limit: float() of a longer one would raise OverflowError later.
     if _LONG_NUMBER.search(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
         raise FileFormatError(f"{where} is not JSON (a number in it has more than 308 digits).")
     try:

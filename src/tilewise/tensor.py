@@ -134,7 +134,7 @@ class Tensor:
     __slots__ = ("__weakref__", "_array", "_made_at", "_step", "_version", "grad", "requires_grad")
     __array_priority__ = 1000  # ndarray + Tensor is Tensor.__radd__
 
-    _array: Array  # internal code reads it where nobody outside gets hold of it
+    _array: Array  # read directly by internal code that does not expose it
     grad: Tensor | None
     requires_grad: bool
     _step: ops.Operation | None  # the operation that computed this tensor; None for a leaf

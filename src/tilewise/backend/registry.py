@@ -96,7 +96,7 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         self._implementations: dict[str, list[Implementation]] = {}
         self._routes: dict[str, list[Implementation]] = {}  # the implementations, with the tile chooser applied
         self.only = only
-        self.is_customized = False  # somebody registered an implementation
+        self.is_customized = False  # True once an implementation was registered by the user
         self._tile_chooser, self._table = tile_chooser, _tile_table(tile_chooser)
         self._is_complete = False  # True once the NumPy versions were needed
         self._add_defaults()

@@ -165,7 +165,7 @@ def _quantize(runner: Runner, step: Step, _: Recipe) -> Runner:
     x = runner.event.training_images()[0][: step.options["samples"]]
     batches = [x[i : i + 64] for i in range(0, len(x), 64)]
     options = {name: step.options[name] for name in ("observer", "keep_float")}
-    model = quantize(runner.model, batches, max_error=None, **options)  # bytes only: what a recipe of int8 says
+    model = quantize(runner.model, batches, max_error=None, **options)  # int8 only, as the recipe asks for
     return replace(runner, model=model)
 
 

@@ -72,7 +72,7 @@ def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | N
     except error.HTTPError as http_error:
         facts = _parse_answer(http_error.read(_MAX_ANSWER_BYTES), url)
         raise Rejected(str(facts.get("code", http_error.code)), str(facts.get("detail", http_error.reason))) from None
-    except (error.URLError, OSError, HTTPException) as problem:  # the last: what answers is no web server
+    except (error.URLError, OSError, HTTPException) as problem:  # HTTPException: the other side is not a web server
         raise UnavailableError(f"the board at {url} does not answer: {getattr(problem, 'reason', problem)}") from None
 
 

@@ -124,7 +124,7 @@ def reference_recipe(event: Event | str) -> Recipe:
 
 
 def _tiles_reference() -> Recipe:
-    """Return the shipped model's five configurations for every kernel of the practice split, ranked now."""
+    """Return the reference entry for tiles: the shipped model's five best per kernel of the practice split."""
     from tilewise._system import cache_folder
     from tilewise.costmodel import load_dataset, rank
     from tilewise.costmodel.course.predictions import write_predictions
@@ -154,7 +154,7 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     return read_recipe(recipe)
 
 
-# --- a process of its own ---
+# --- measuring in a separate process ---
 
 
 def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-Progress = Callable[[int, int | None, str], None]  # done, total where it is known, what is being done
+Progress = Callable[[int, int | None, str], None]  # done, total (None: unknown), description
 Fallback = TypeVar("Fallback", Progress, None)
 
 

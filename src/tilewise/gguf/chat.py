@@ -204,7 +204,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _contains(a: Any, b: Any) -> bool:
-    """Evaluate the template language's `a in b`."""
+    """Tell whether a is in b, as the template language defines it."""
     if isinstance(a, list | dict):
         raise TemplateError("lists cannot be compared")
     return a in b
@@ -384,7 +384,7 @@ class _Renderer:
         return self.spend(_ARITHMETIC[type(op)](a, b))
 
     def _test(self, tested: Any, node: ast.expr, value: Callable[[ast.expr], Any]) -> bool:
-        """Evaluate the test `tested is node`, in which the node names a test."""
+        """Tell whether `tested` passes the test that the node names, as in `x is defined`."""
         arguments = [value(each) for each in node.args] if isinstance(node, ast.Call) else []
         node = node.func if isinstance(node, ast.Call) else node
         return bool(_supported(_TESTS, ast.unparse(node).lower(), "test")(tested, *arguments))

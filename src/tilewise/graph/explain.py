@@ -67,7 +67,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
         # The memory planner lets values with disjoint lifetimes share the arena of their call.
         arena_bytes += int(call.plan.arena_bytes)
         for op, _ in call.ops.values():
-            # Native results are float32; views and slices have no bytes of their own but count here.
+            # Native results are float32; views and slices occupy no memory but count here.
             unshared_bytes += 4 * math.prod(op.shape)
             records.append(OpRecord(index, op.kind, op.layer, op.shape, "float32", _detail(op)))
     native_calls = sum(isinstance(call, NativeCall) for call in calls)

@@ -146,7 +146,7 @@ class Op:
 
 def unique_name(name: str, names: set[str], separator: str = ".") -> str:
     """Return `name`, with a number appended if it is in `names` already, and add the result to `names`."""
-    # The first of equal names has no number, so that names of networks without any stay as they are.
+    # The first of equal names has no number, so that unique names are unchanged.
     candidate, count = name, 1
     while candidate in names:
         count += 1

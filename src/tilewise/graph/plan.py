@@ -202,7 +202,7 @@ class _Specialization:
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
         guard = _TraceGuard(module, examples, traced)
-        native.give_back_memory()  # the module's results are freed; the plan has an arena of its own
+        native.give_back_memory()  # the module's results are freed; the plan has a separate arena
         return guard, Lowering(match_patterns(traced), is_float=True)
 
     def _build(self, module: Module, guard: _TraceGuard, lowering: Lowering, weights: WeightCache) -> None:

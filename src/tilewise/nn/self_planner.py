@@ -53,7 +53,7 @@ class SelfPlanner:
         self._state: _Planned | None = None
         self._pause = 0  # calls until planning is tried again
         self._last_pause = 1
-        self._doubt = ""  # why there is no plan at present
+        self._doubt = ""  # reason why there is currently no plan
         self._counted_at = -1  # value of the structure counter when the layers were counted
         self._is_single = False
         self._sightings: dict[InputKey, int] = {}
@@ -178,7 +178,7 @@ class _Planned:
                 reason = self._add(module, arrays)
             except TilewiseError as error:
                 reason = str(error)
-            except Exception as error:  # whatever a module raises: the call without a plan raises it again
+            except Exception as error:  # a module may raise anything; the call without a plan raises it again
                 reason = f"{type(error).__name__}: {error}"
         self.watch.renew()
         if reason:
@@ -229,7 +229,7 @@ class WeightWatch:
         owners = Counter(id(tensor._array) for tensor in self.tensors)
         extra = [(sys.getrefcount(t._array) - owners[id(t._array)] - _SOLE_OWNER + 1, t) for t in self.tensors]
         self._plain += [tensor for count, tensor in extra if count > 0]
-        self._containers: list[Any] = []  # lists and dictionaries among the attributes of somebody's own classes
+        self._containers: list[Any] = []  # lists and dictionaries among the attributes of users' classes
         self._odd_attribute = ""
         for layer in module.modules():
             self._add_attributes(layer)

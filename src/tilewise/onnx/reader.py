@@ -25,13 +25,13 @@ from tilewise.onnx.graph import OnnxGraph, OnnxNode, Port, in_order
 from tilewise.onnx.wire import Location, read_skeleton
 from tilewise.tensor import Array
 
-Weights = tuple[BufferedReader, list[Location | None]]  # a file, and where in it each initializer's numbers lie
+Weights = tuple[BufferedReader, list[Location | None]]  # a file, and the position of each initializer's data in it
 
 OLDEST_OPSET = 13
 _USUAL_OPSET = 21  # known to every onnx package that tilewise can be installed with
-_MOST_BYTES = (1 << 31) - 1  # what a protobuf message can hold
+_MOST_BYTES = (1 << 31) - 1  # largest protobuf message
 _MOST_NODES = 200_000
-# ONNX's numbers for element types: how the raw bytes lie, and what they become here.
+# ONNX's numbers of element types: dtype of the raw bytes, and dtype after reading.
 _TYPES: dict[int, tuple[str, str]] = {
     1: ("<f4", "float32"),
     2: ("|u1", "uint8"),
@@ -106,7 +106,7 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
         raise UnavailableError(f"{where} does not fit into the memory of this machine") from None
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
         raise FileFormatError(f"{where} does not hold together as an ONNX file") from None
-    except Exception as error:  # protobuf has errors of its own, a class per implementation
+    except Exception as error:  # each implementation of protobuf raises other exceptions
         if type(error).__module__.startswith("google.protobuf"):
             raise FileFormatError(f"{where} is not an ONNX file, or it is cut short or damaged") from None
         raise

@@ -110,7 +110,7 @@ class ProfilerContext(Recording):
         return self._results[2]
 
     def _label_layers(self) -> None:
-        """Return labels such as `7 Conv2d(64→64, 3×3)` by dotted layer name, for all profiled models that still exist.
+        """Add labels such as `7 Conv2d(64→64, 3×3)`, by dotted layer name, of all profiled models that still exist.
 
         The context holds weak references only, so it does not keep a model alive.
         """

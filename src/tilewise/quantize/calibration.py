@@ -305,7 +305,7 @@ class _ActivationStatistics:
         margin *= extension
         reach = extension * _DEVIATIONS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
         low, high = margin * self.ends[index]
-        # A channel behind ReLU cannot become negative, whatever its mean and deviation say.
+        # A channel after ReLU cannot be negative, although mean minus deviations may be.
         is_signed = self.observers[index].low < 0
         low = np.minimum(low, mean - reach) if is_signed else np.zeros_like(mean)
         return tuple(zip(low.tolist(), np.maximum(high, mean + reach).tolist(), strict=True))

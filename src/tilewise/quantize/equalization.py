@@ -52,7 +52,7 @@ class _TiedChannels:
         proportional = step.activation in _PROPORTIONAL or is_leaky(step.activation)
         if not proportional or step.kind == "linear":
             self.pinned[mine] = True
-        if step.kind in ("conv", "linear", "affine", "input"):  # a residual is added as it is
+        if step.kind in ("conv", "linear", "affine", "input"):  # a residual is added unscaled
             joined = [(mine, s) for s in sources[1:]]
         elif step.kind in ("max_pool", "avg_pool", "upsample", "global_mean", "add", "sub"):
             joined = [(mine, s) for s in sources]

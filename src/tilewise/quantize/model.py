@@ -243,7 +243,7 @@ class QuantizedModel(Module):
         self.equalization = equalization_scales(self.graph, self.calibration, parameters, {*float_reasons, *unscaled})
         equalize(self.graph, self.equalization)
         self._convert_all()
-        # A float ReLU6 clips at 6 whatever the channel's scale, so equalization has to be undone.
+        # A float ReLU6 clips at 6 in unscaled channels only, so equalization has to be undone.
         every = zip(steps, self.integer, self.equalization, strict=True)
         if any(s.activation == "relu6" and layer is None and by.max(initial=1.0) > 1 for s, layer, by in every):
             self.equalization, self.float_reasons = None, float_reasons

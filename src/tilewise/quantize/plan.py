@@ -120,7 +120,7 @@ class _SegmentBuilder:
     def build(self) -> Segment:
         """Build the native plan of a segment: its inputs, steps and results, in this order."""
         model, members = self.model, set(self.steps)
-        # The segment reads what its steps read and no step of its own computes.
+        # Inputs of the segment: results that its operators read and none of them computes.
         sources = sorted({i for s in self.steps for i in model.graph.steps[s].inputs} - members)
         for i in sources:
             self._add_source(i)

@@ -399,7 +399,7 @@ def activation_function(activation: str) -> Callable[[Array], Array]:
     return lambda x: np.maximum(x, x * slope)
 
 
-_TABLE_FREE: dict[str, Callable[[Array], Array]] = {  # computed for every value, where there is no lookup table
+_TABLE_FREE: dict[str, Callable[[Array], Array]] = {  # computed for every value, if there is no lookup table
     "silu": lambda x: x / (F(1) + _coarse_exp(-x)),
     "sigmoid": lambda x: F(1) / (F(1) + _coarse_exp(-x)),
 }

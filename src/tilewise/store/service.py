@@ -112,7 +112,7 @@ class ServiceClient:
             device["shared_bytes"] = machine_details["shared_bytes"]
         if details:
             plain = {name: value for name, value in machine_details.items() if isinstance(value, str | int)}
-            plain.pop("name", None)  # the host's name is nobody else's business
+            plain.pop("name", None)  # the host's name is private
             device["details"] = plain
         return device
 

@@ -52,7 +52,7 @@ def tuning_stop(visit: Visit) -> Stop:
 
 
 def verdict(default: float, first: float, five: float) -> str:
-    """Summarize the three shares of the fastest tile's speed in a sentence."""
+    """Summarize in a sentence the speeds of default, model's choice and tuned tile, as shares of the fastest one's."""
     if min(default, first, five) > 0.97:
         return f"Nothing to gain here: the default already reaches {default:.0%} of the fastest tile's speed."
     if five < default + _VISIBLE_DIFFERENCE / 2:

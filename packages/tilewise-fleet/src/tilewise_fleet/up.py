@@ -89,7 +89,7 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(15)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what the command left behind
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # its remaining child processes
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -78,7 +78,7 @@ def output_path(out: Path, own: OwnNetwork, word: str) -> Path:
 def report(
     own: OwnNetwork, versions: dict[str, tuple[Module, int]], path: Path, runs: int, as_json: bool, note: str = ""
 ) -> None:
-    """Print how far versions of a network are off, their bytes, and their times beside the network's own."""
+    """Print errors, sizes and times of versions of a network (e.g. int8) compared with the original."""
     x = Tensor(own.batches[0])
     forms = {"float32": (own.network, float_bytes(own.network)), **versions}
 

@@ -211,7 +211,7 @@ def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (
         )
     if not errors:
         raise ConfigurationError("The split to score against has no kernels.")
-    # (kernels, len(ks)): every kernel has the same weight, whatever its program.
+    # (kernels, len(ks)): kernels have equal weights across programs.
     all_errors = np.array([error for program in errors.values() for error in program])
     by_program = {
         program: dict(zip(ks, np.mean(values, axis=0).tolist(), strict=True)) for program, values in errors.items()
@@ -230,7 +230,7 @@ def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path)
     """Return, for each k, how much slower the best of a row's first k choices is than the best: 0.1 is 10 %."""
     if max(row) >= kernel.n_configs:
         raise FileFormatError(f"{path}: {kernel.name} has {kernel.n_configs} configurations, none numbered {max(row)}.")
-    # Relative runtimes: every configuration is divided by the default of its own run.
+    # Relative runtimes: every configuration is divided by the default of the same run.
     target = kernel.target
     best = float(target.min())
     return [float(target[row[:k]].min()) / best - 1.0 for k in ks]

@@ -42,7 +42,7 @@ def select_columns(
         ]
         table = np.stack(columns, axis=1).astype(np.float32)
         rows = np.flatnonzero(table[:, : len(TILE_FEATURES)].any(axis=1)) if has_tiles else np.arange(len(table))
-        # A kernel with nothing but library calls stays as it is: its configurations are equal to the model.
+        # A kernel with library calls only is unchanged: the model cannot distinguish its configurations.
         if len(rows) in (0, len(table)):
             return replace(kernel, config_feat=table)
         rows_of[kernel.name] = rows

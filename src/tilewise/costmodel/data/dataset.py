@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 INDEX = "index.json"  # names the kernels of a split that is stored as flat files
 
-# File stem -> (dtype, what a row of the array describes).
+# File stem -> (dtype, unit of a row: node, edge or configuration).
 COLUMNS = {
     "node_feat": ("<f4", "nodes"),
     "node_opcode": ("|u1", "nodes"),

@@ -111,7 +111,7 @@ def open_packed(folder: Path, schema: Schema) -> Split:
     split = _open_flat_files(folder, schema)
     # The columns are checked in chunks because a memory-mapped array may exceed the memory.
     nodes, edges = (np.diff(split.offsets(rows)) for rows in ("nodes", "edges"))
-    node_limit = np.repeat(nodes, edges)[:, None]  # (edges, 1): an edge connects nodes of its own kernel
+    node_limit = np.repeat(nodes, edges)[:, None]  # (edges, 1): an edge connects nodes of the same kernel
     valid = bool(nodes.all() and np.diff(split.offsets("configs")).all())
     valid = valid and bool((split.column("node_opcode") < N_OPCODES).all())
     valid = valid and bool(((split.column("edge_index") >= 0) & (split.column("edge_index") < node_limit)).all())

@@ -291,7 +291,7 @@ def _thread_features(p: MatrixProduct, t: _Tile, threads: Column) -> list[Any]:
 
 
 def _default_features(p: MatrixProduct, default: Column, threads: Column) -> list[Any]:
-    """Return flags of the default configuration by kind and shape, where it runs a kernel without tiles."""
+    """Return the default's flag, alone and times properties of the kernel, as it may run an untiled kernel."""
     product = 0.0 if p.convolution or p.element_bytes == 1 else 1.0
     kinds = (p.a_transposed, p.b_transposed)
     return [

@@ -37,7 +37,7 @@ class TuningConversion:
     runs: int
     valid_runs: int
     skipped: list[str]
-    unit: str = "kernel"  # what a file holds: a kernel, or the graph of a whole program
+    unit: str = "kernel"  # content of a file: a kernel, or the graph of a whole program
 
 
 @dataclass(frozen=True)

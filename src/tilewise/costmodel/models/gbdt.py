@@ -273,7 +273,7 @@ def _safe_header(header: dict[str, str], features: int, averages: bool) -> str:
 def _safe_tree(fields: dict[str, str], features: int) -> str:
     """Check one tree's fields and rewrite it, with placeholders for what prediction does not need."""
     leaves = _parse_bounded_int(fields["num_leaves"], _MAX_LEAVES, least=1)
-    # tilewise trains neither; their extra lists would need checks of their own.
+    # tilewise trains neither; their extra lists would need further checks.
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
         raise ValueError("categories or linear leaves")
     # A binary tree with n leaves has n - 1 splits.

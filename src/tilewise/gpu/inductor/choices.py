@@ -73,7 +73,7 @@ class Advisor:
         self.notes: list[str] = []  # distinct errors
         self._test_process_running = False
         self._compile_start: dict[str, float] = {}  # time of the selection, by problem
-        self._aten_list: str | None = None  # the problem whose ATen call was listed by itself just before
+        self._aten_list: str | None = None  # key of the problem whose ATen call was in the previous list
         self._keep_alive: list[Any] = []  # the objects behind `pinned_templates`, so that no identity is reused
         self.pinned_templates: set[int] = set()  # identities of the listed choices that were made unmeasured
 
@@ -99,7 +99,7 @@ class Advisor:
         if problem is None:
             return choices
         templates = [str(choice.template.uid) for choice in choices]
-        # PyTorch may list ATen by itself first and the templates afterwards; nothing is selected from ATen alone.
+        # PyTorch may list ATen alone first and the templates afterwards; a list of ATen alone is not reduced.
         if all(name.startswith("aten") for name in templates):
             self._aten_list = problem.key
             return choices
@@ -143,7 +143,7 @@ class Advisor:
         """
         lock, device = active_lock(), current_gpu().identity
         kernel = f"{FAMILY}.{problem.word('op')}"
-        # A template that fuses the next operation competes under other conditions, so it is a problem of its own.
+        # A template that fuses the next operation competes under other conditions, so it is a separate problem.
         values = {name: value for name, value in problem.items() if name != "family"}
         key = Problem({**values, "fuses": int(advantage > 0)})
         locked = None if lock is None else lock.find(kernel, key, device)

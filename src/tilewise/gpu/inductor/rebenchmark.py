@@ -70,7 +70,7 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice]) -> dict[Any, float]:
-    """Raise the times (ms) of templates not clearly faster than ATen, or else the first candidate, above its time."""
+    """Increase the times (ms) of templates not clearly faster than ATen, or the first candidate, to above its time."""
     defaults = {one.choice for one in candidates if one.is_aten} or {candidates[0].choice}
     default_ms = min(times[choice] for choice in defaults)
     threshold = default_ms * (1 - _MIN_GAIN) - _MIN_GAIN_MS

@@ -53,7 +53,7 @@ _TMA_SETUP_SECONDS = 2e-6  # PyTorch's TMA templates write their descriptors on 
 # Limits for benchmarking a template, as a logarithm of the time ratio to ATen.
 _MAX_LOSS = 0.08  # templates predicted to lose no more than this are benchmarked
 _LONG_SECONDS = 20e-6  # above this, templates must be predicted to win by as much: ATen is hardly ever beaten
-_SHORTLIST = 4  # templates that a lock file lists beside the choice; arbitrary
+_SHORTLIST = 4  # templates that a lock file lists in addition to the choice; arbitrary
 _MAX_SCREENED = 256  # templates that the screening network scores; 512 selected the same ones
 
 

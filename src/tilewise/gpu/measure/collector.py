@@ -36,7 +36,7 @@ _COMPILE_SECONDS = 90.0  # time limit of one compilation
 _SILENCE_SECONDS = 45.0  # the GPU process reports every timing; a longer silence means that it hangs
 _MAX_MESSAGES = 256  # of the GPU process that are handled before the compile workers are polled again
 _START_SECONDS = 180.0  # time limit for starting the GPU process: importing PyTorch and creating a CUDA context
-_MAX_GPU_DEATHS = 20  # after so many deaths of the GPU process a kernel is given up
+_MAX_GPU_DEATHS = 20  # crashes of the GPU process after which a kernel is skipped
 
 
 @dataclass

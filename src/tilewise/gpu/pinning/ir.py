@@ -54,10 +54,10 @@ class WorkSummary:
     chained_loads: float = 0.0  # loads one after the other, if those of an iteration overlap
     loop_load_bytes: float = 0.0  # of one iteration: what can be in flight
     first_load_bytes: float = 0.0  # outside of loops
-    dot_operand_bytes: float = 0.0  # of one iteration: what is staged in shared memory
+    dot_operand_bytes: float = 0.0  # per iteration, staged in shared memory
     accumulators: float = 0.0  # elements that loops carry: they stay in registers
     dot_results: float = 0.0  # elements of all products' results: they are in registers as well
-    fresh_dot_results: float = 0.0  # of products that do not add to a carried sum: they need registers beside it
+    fresh_dot_results: float = 0.0  # of products that do not accumulate: they need further registers
     largest_tensor: float = 0.0  # elements
     dot_m: float = 0.0  # of the largest product
     dot_n: float = 0.0

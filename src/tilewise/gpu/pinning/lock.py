@@ -62,7 +62,7 @@ class LockedChoice:
     predicted: float | None  # predicted cost: microseconds, or the ranking model's score; lower is faster
     model: str  # name and digest of the model that ranked the candidates; empty if none did
     reason: str
-    candidates: tuple[Config, ...] = ()  # what the choice was made from; for long lists the best few
+    candidates: tuple[Config, ...] = ()  # the alternatives considered; of long lists the best few
 
     @property
     def identity(self) -> Identity:

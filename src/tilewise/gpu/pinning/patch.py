@@ -111,7 +111,7 @@ def _pin_autotuner(pinned: Pinned, module: Any) -> None:
     def no_bench(original: Any, self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
         return [0.0, 0.0, 0.0]
 
-    # What was measured before does not count while pinned, and what was pinned does not count afterwards.
+    # Measured choices are ignored while pinned, and pinned choices afterwards.
     _forget_choices(autotuner)
     pinned.changes.callback(_forget_choices, autotuner)
     replace_function(pinned.changes, autotuner, "prune_configs", prune_configs)

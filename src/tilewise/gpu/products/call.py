@@ -128,7 +128,7 @@ def _make_record(
         kernel = _kernel_product(dispatcher, problem, choice.config, (a, b, bias, residual))
         if not dispatcher.torch.cuda.is_current_stream_capturing():  # a graph must not contain the trial
             kernel(a, b, bias, residual)
-    except Exception:  # whatever failed (kernel, driver, measurement), the caller must get the product
+    except Exception:  # after any failure (kernel, driver, measurement) the caller must get the product
         dispatcher.choices[problem] = CUBLAS_UNMEASURED
         return CallRecord(in_torch, False)
     return CallRecord(kernel, choice.is_measured)

@@ -43,7 +43,7 @@ from tilewise.tune.search.gaussian_process import Hyperparameters
 
 KERNELS_TO_MEASURE = 4  # timed interleaved with cuBLAS
 _ROUNDS = 7  # timed rounds; the median counts
-_UNIT_SECONDS = 4e-4  # target length of one timed CUDA graph: long beside the events' half microsecond
+_UNIT_SECONDS = 4e-4  # target length of one timed CUDA graph: long compared with the events' half microsecond
 _MAX_GRAPH_LAUNCHES = 64
 _L2_BYTES = 128 << 20  # over twice the L2 cache of an H200: operand sets rotate through it
 _MAX_SPILLED_BYTES = 16  # registers spilled per thread; kernels with more are many times slower
@@ -126,7 +126,7 @@ class ProductDispatcher:
         self.choices: dict[Problem, ProductChoice] = {}
         self._kernels: dict[str, Any] = {}  # by the binary's key; False for one that cannot be loaded
         self._workspaces: dict[int, dict[str, Any]] = {}  # by stream
-        self._counters: Any = None  # zeroed counters of which every captured launch gets a part of its own
+        self._counters: Any = None  # zeroed counters, divided among captured launches
         self._used_counters = 0
         self._measuring = threading.Lock()
 

@@ -138,7 +138,7 @@ class ProductFamily(TritonMatmul):
         """Return why a configuration cannot run the problem, or None."""
         if is_cublas(config):
             return None
-        # Barriers are stored beside the tiles; a persistent kernel also stages its output tile.
+        # Barriers take shared memory in addition to the tiles; a persistent kernel also stages its output tile.
         reserved = _BARRIER_BYTES + config.size("persistent") * config.size("block_m") * config.size("block_n")
         too_large = super().misfit(problem, config, shared_bytes - reserved)
         if too_large is not None:

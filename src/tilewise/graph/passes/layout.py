@@ -62,7 +62,7 @@ def lower_view(low: Lowering, number: int) -> Op | None:
     source, layer, moves = view.source, low.trace.node(number).layer, view.moves
     low.fix_layout(source, view.source_channels_last)
     rows = len(low.shapes[source]) == 2
-    # Integer ops keep rows (N, C) rows and images images, so a change of rank takes an op of its own.
+    # Integer ops keep rows (N, C) rows and images images, so a change of rank needs an op.
     changes_rank = not low.is_float and rows != (len(low.shapes[number]) == 2)
     for move in moves if changes_rank else moves[:-1]:
         image = (move.size[0], view.channels, *move.size[1:])

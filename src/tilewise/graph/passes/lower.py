@@ -298,6 +298,6 @@ class Lowering:
 
     def reader_count(self, number: int) -> int:
         """Count how often the trace reads a value or its aliases."""
-        # An alias reads its value once, which is not a reader of its own.
+        # An alias reads its value once, which does not count as a reader.
         names = self._aliases_of.get(number, ())
         return self.users[number] + sum(max(self.reader_count(name) - 1, 0) for name in names)

@@ -218,7 +218,7 @@ def _register_permuted(low: Lowering, number: int, op: Op, axes: list[int]) -> O
     if axes == list(range(len(axes))):
         low.fix_layout(number, True)
         return op
-    # The op makes a value of its own, and the node is a view of it.
+    # The op computes a new value, of which the node is a view.
     value = low.new_value(op.shape)
     low.fix_layout(value, True)
     low.ops[value] = op

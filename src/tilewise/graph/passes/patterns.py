@@ -285,7 +285,7 @@ def _remove_neutral_operand(w: Rewriter, node: Node) -> Value | None:
     return operands[0] if bool(np.all(operands[1] == neutral)) else None
 
 
-# --- GELU, by the values of what is computed around erf or tanh ---
+# --- GELU, recognized by evaluating the expression around erf or tanh ---
 
 _ARITHMETIC: dict[str, Callable[..., Array]] = {
     "Add": np.add,

@@ -192,7 +192,7 @@ _TRADE_WORDS = (
     "worse",
     "while",
 )
-_MIN_WORDS = 5  # fewer are no sentence
+_MIN_WORDS = 5  # shorter texts are not a sentence
 
 
 def read_decision(record: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ def _masked(node: OnnxNode, scores: Tensor, mask: Value | None, past: int) -> Te
     if mask is None:
         return scores
     allowed = tensor(mask)
-    if allowed.shape[-1] < s:  # what a shorter mask does not speak of may not be seen
+    if allowed.shape[-1] < s:  # keys beyond a shorter mask are masked
         widths = [(0, 0)] * (allowed.ndim - 1) + [(0, s - allowed.shape[-1])]
         allowed = allowed.pad(widths, 0.0 if allowed.dtype == bool else -math.inf)
     return scores.masked_fill(~allowed.data, -math.inf) if allowed.dtype == bool else scores + allowed

@@ -225,7 +225,7 @@ def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node:
     return _gathered(x, where)
 
 
-# --- sizes, and what is made of sizes ---
+# --- shapes as values, and tensors created from them ---
 
 
 @operator("Shape")

@@ -38,7 +38,7 @@ class Blocks:
         return self.codes, self.scales, self.minimums, self.column_scale
 
     def dequantize(self) -> Array:
-        """Return the float32 weights."""
+        """Return the float32 weights (O, K)."""
         codes, scales = self.codes.astype(np.float32), self._expand_to_weights(self.scales)
         if self.minimums is None:
             return (codes - 8) * scales

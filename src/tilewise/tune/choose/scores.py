@@ -30,7 +30,7 @@ from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 if TYPE_CHECKING:
     from tilewise.costmodel.ranking import Model
 
-# Log runtime. Default for CPU models without a margin of their own: smaller predicted gains are wrong half of the time.
+# Log runtime. Default for CPU models without a fitted margin: smaller predicted gains are wrong half of the time.
 MARGIN = 0.045
 # Prior for models without a calibration; arbitrary, more cautious than the fitted ones.
 _UNCALIBRATED = Hyperparameters(

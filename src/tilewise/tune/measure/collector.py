@@ -58,7 +58,7 @@ class Collector:
     def __init__(
         self, kernels: Iterable[Kernel], store: Store, options: Options, machine: Machine, say: Say = print
     ) -> None:
-        """Select the unfinished kernels of the store, in a balanced order."""
+        """Select the kernels without finished measurements in the store, in an order that balances families."""
         self.store, self.say, self.requested = store, say, list(kernels)
         self.progress: Callable[[int, int, str], None] | None = None
         self.run_number = 0

@@ -153,7 +153,7 @@ class _LeadingConfigs:
         orders = [np.argsort(case.scores, kind="stable")[:_FIT_CONFIGS] for case in cases]
         count = len(orders[0])
         squares = np.zeros((len(settings) + 1, len(cases), count, count))
-        # Settings of the hardware have weights of their own; the others share the last matrix.
+        # Each hardware setting has a separate weight; the others share the last matrix.
         for number, (case, order) in enumerate(zip(cases, orders, strict=True)):
             names = case.names or ("",) * case.features.shape[1]
             for name, column in zip(names, case.features[order].T, strict=True):

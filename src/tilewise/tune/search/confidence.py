@@ -93,7 +93,7 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
     """Write the calibration of a model to `path` (default: `own_calibration_path`)."""
     numbers = {name: getattr(hyper, field) for name, field in _IN_FILES.items()}
     content: dict[str, Any] = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
-    # Devices that the model was not trained on have bounds of their own.
+    # Devices that the model was not trained on have separate bounds.
     for name, bounds in (("sure", hyper.confidence_bounds), ("sure_elsewhere", hyper.bounds_elsewhere)):
         if bounds:
             content[name] = {str(count): bound for count, bound in bounds.items()}

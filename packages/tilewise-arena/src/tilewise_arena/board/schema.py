@@ -202,7 +202,7 @@ def create_tables(engine: Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself
+        last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite sorts NULL last already
         indexes = [statement.format(last=last) for statement in _INDEXES]
         for statement in (*indexes, *_APPEND_ONLY.get(engine.dialect.name, [])):
             connection.execute(text(statement))

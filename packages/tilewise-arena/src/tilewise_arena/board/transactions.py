@@ -299,7 +299,7 @@ class BoardTransaction:
         return self.connection.execute(select(jobs.c.entry).where(mine)).first() is not None
 
     def release(self, worker: str, counts: bool = True) -> None:
-        """Return a worker's job to the queue; without `counts`, the attempt is not counted."""
+        """Put a worker's job back into the queue; without `counts`, the attempt is not counted."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
         for job in self.connection.execute(select(jobs).where(mine)).all():

@@ -40,7 +40,7 @@ from tilewise_arena.sandbox import bubblewrap, wire
 Array = npt.NDArray[Any]
 _ANSWER_SECONDS = 60.0  # for loading, and for each answer; arbitrary, the slowest baseline takes about four seconds
 _BUSY_SHARE = 0.1  # share of an answer's time spent waiting for a CPU core from which on the machine is at fault
-_MOST_NAMES, _NAME_BYTES = 256, 1024  # of files in the scratch folder: arbitrary; about what the kernel needs for each
+_MOST_NAMES, _NAME_BYTES = 256, 1024  # files in the scratch folder (arbitrary), and kernel memory per file (estimated)
 
 
 @dataclass

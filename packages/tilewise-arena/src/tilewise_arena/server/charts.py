@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewise.profile.units import bytes_, seconds
 
-_MAX_BAR = 590  # user units of a bar; the text beside it takes the rest of the chart's 720
+_MAX_BAR = 590  # user units of a bar; text takes the rest of the chart's 720
 
 
 def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

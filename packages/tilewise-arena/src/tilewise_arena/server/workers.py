@@ -96,7 +96,7 @@ class Workers:
         now = time.monotonic()
         if not dead.again_at:
             log.warning("worker %s ended with code %s", dead.name, dead.process.returncode)
-            _signal(dead.process, signal.SIGKILL)  # what it had started
+            _signal(dead.process, signal.SIGKILL)  # its measuring process
             self._put_back(dead.name)
             short = now - dead.started < 30
             dead.deaths = dead.deaths + 1 if short else 0
@@ -105,7 +105,7 @@ class Workers:
             self._workers[index] = self._start(dead.deaths)
 
     def _put_back(self, name: str) -> None:
-        """Return the entry that a dead worker was measuring to the queue."""
+        """Put the entry that a dead worker was measuring back into the queue."""
         try:
             with open_board(self._where, create=False, key=self._key) as board, board.write() as transaction:
                 transaction.release(name)

@@ -352,7 +352,7 @@ class Format:
     read_records: Callable[[Source, Skip], Iterator[LogRecord]]
     tool: str
     description: KernelDescription | None = None
-    runtime_note: str = "median of the repeats, nanoseconds"  # what the numbers in `runtime` are, for the schema
+    runtime_note: str = "median of the repeats, nanoseconds"  # meaning of `runtime`, for the schema
 
 
 # Inductor's records are all matrix products, so that format implies a description.

@@ -168,7 +168,7 @@ class CpuTrial:
             try:
                 run = self.family.runner(self.problem, config, self._operands)
                 result = run()
-            except Exception as error:  # whatever a kernel raises is this configuration's verdict
+            except Exception as error:  # a kernel may raise anything; it fails this configuration
                 return TrialResult(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
             if not is_right(result, self._expected):
                 return TrialResult(None, None, "wrong", "the result differs from NumPy's")
