@@ -158,7 +158,7 @@ def _label(parameter: typer.CallbackParam) -> str:
 
 
 def _check_number(parameter: typer.CallbackParam, value: Any) -> Any:
-    """Raise an error unless a number is finite and in the range that all commands take."""
+    """Return the value of an option; raise unless it is finite and in the range that all commands accept."""
     if not isinstance(value, int | float):
         return value
     if not math.isfinite(value):

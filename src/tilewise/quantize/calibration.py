@@ -391,7 +391,7 @@ class Observer:
         self.histogram: Array = np.zeros(_BINS, np.float64)
 
     def observe(self, x: Array) -> None:
-        """Add the values of a batch; NaN and infinity are errors."""
+        """Add the values of a batch to the histogram; raise for NaN and infinity."""
         if x.size == 0:
             return
         low, high = float(x.min()), float(x.max())

@@ -258,7 +258,7 @@ def _deep_equal(a: Any, b: Any) -> bool:
 
 
 def trace(model: Module, example: Array) -> FloatGraph:
-    """Trace a model in eval mode into steps, for inputs like this one."""
+    """Trace a model in eval mode, for inputs like `example`, and return its operators as a `FloatGraph`."""
     graph = _trace(model, example)
     if graph.any_batch or len(example) > 1:
         return graph

@@ -232,7 +232,7 @@ class SqliteDatabase:
             raise self._to_tilewise_error(error) from error
 
     def read(self, query: str, values: Values | None = None) -> list[Any]:
-        """Return all rows of a query."""
+        """Run a query and return all of its rows."""
         try:
             return self.fetch(query, values)
         except (sqlite3.Error, UnicodeDecodeError) as error:

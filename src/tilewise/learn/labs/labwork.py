@@ -37,7 +37,7 @@ class Lab:
     """The predictions, measurements and decisions of one student for one lesson, on one machine."""
 
     def __init__(self, lesson: str, file: str | Path, student: str = "") -> None:
-        """Read the record in `file`, or begin one with this machine's roofline."""
+        """Read the lab's record from `file`, or begin one with this machine's peak rates."""
         self.questions = {question.name: question for question in QUESTIONS[check_lesson(lesson)]}
         self.file = Path(file)
         if self.file.exists():

@@ -236,7 +236,7 @@ class GaussianProcess:
         return int(self.followed[positions[int(np.argmax(self.expected_improvement(positions)))]])
 
     def expected_improvement(self, positions: npt.NDArray[np.int64]) -> Numbers:
-        """Return the expected improvement over the best reading, in log runtime (Jones et al., 1998)."""
+        """Return the expected improvement in log runtime over the best measured one (Jones et al. 1998)."""
         assert self.best is not None
         deviation = self._deviation(positions)
         # Closed form for a normal distribution.

@@ -88,6 +88,7 @@ def cache_by_value(function: Callable[[Any], Result]) -> Callable[[Any], Result]
         if (cached_result := results.get(key)) is not None:
             return cached_result
         result = function(values)
+        # Drop everything when the cache is full: logs repeat values close together.
         if key_bytes > _CACHE_BYTES:
             results.clear()
             key_bytes = 0
