@@ -42,11 +42,17 @@ def test_prune_reports_what_it_removed(tmp_path: Path, options: tuple[str, ...])
         if ("--structured" not in options)
         else json.loads(run("prune", "cnn", *options, "--runs", "12", "--batch", "8", "--out", str(tmp_path), "--json"))
     )
-    before, after = facts["models"]
+    before, after, *_ = facts["models"]
     # A layer that was timed to be faster dense keeps its zeros; so do all of them without the kernels.
     if "--structured" in options or any("runs sparse" in note for note in facts["notes"]):
         assert after["bytes_in_memory"] < before["bytes_in_memory"]
     assert after["accuracy"] > 0.8
+
+
+def test_prune_removes_units_of_a_network_without_convolutions(tmp_path: Path) -> None:
+    options = ("--structured", "--epochs", "1", "--runs", "12", "--out", str(tmp_path), "--json")
+    dense, smaller = json.loads(run("prune", "mlp", *options))["models"]
+    assert smaller["name"] == "units removed" and smaller["bytes_in_memory"] < 0.35 * dense["bytes_in_memory"]
 
 
 def test_prune_removes_filters_where_sparse_convolutions_are_slower(tmp_path: Path) -> None:
@@ -103,7 +109,6 @@ def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: P
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("prune", "mlp", "--structured"), "mlp has no filters that could be removed"),
         (("profile", "mine.py"), "profile it with --script mine.py"),
         (("profile", "resnet-18"), "did you mean 'resnet18'"),
         (("generate", ""), "the prompt is empty"),

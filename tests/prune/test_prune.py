@@ -199,6 +199,20 @@ def test_a_shrunken_network_computes_what_the_masked_one_does(make) -> None:
         assert sum(p.size for p in small.parameters()) <= 0.3 * sum(p.size for p in model.parameters())
 
 
+def test_a_network_without_convolutions_loses_hidden_units_and_computes_what_the_masked_one_does() -> None:
+    model = models.pretrained("mlp")
+    small, masked = shrink(model, 0.5), copy.deepcopy(model)
+    for layer, inner in ((0, 2), (2, 4)):
+        hidden = masked[layer]
+        removed = np.argsort(np.linalg.norm(model[layer].weight.data, axis=1))[: len(hidden.weight.data) // 2]
+        masked[inner].weight.data[:, removed] = 0
+    assert [layer.weight.shape for layer in (small[0], small[2], small[4])] == [(128, 64), (64, 128), (10, 64)]
+    x = Tensor(weights(3, 64))
+    # The second layer's units are chosen with all of its inputs, before those of the first are gone.
+    with no_grad():
+        assert np.allclose(small(x).data, masked(x).data, atol=1e-4)
+
+
 def test_residual_joins_keep_the_same_channels_on_both_sides() -> None:
     model = models.resnet8().eval()
     small = shrink(model, 0.5).eval()

@@ -1,4 +1,4 @@
-"""Structured pruning: remove whole filters (Li et al. 2017).
+"""Structured pruning: remove whole filters (Li et al. 2017), or hidden units of a network without convolutions.
 
 `shrink` returns a smaller dense model: each removed filter takes along its bias and its channel in a batch norm, and
 the layers that read it lose the matching inputs, through pooling and flattening. Where residual branches are added,
@@ -8,6 +8,7 @@ both keep the same channels.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ def prune_conv_filters(conv_layer: nn.Conv2d, sparsity: float = 0.5) -> tuple[nn
 def shrink(model: Module, sparsity: float = 0.5) -> Module:
     """Copy a Sequential network or a ResNet8 without the fraction `sparsity` of each layer's filters.
 
+    A network without convolutions loses this fraction of the units of each hidden linear layer.
+
     >>> from tilewise import models
     >>> sum(p.size for p in shrink(models.vgg6(), 0.5).parameters()), sum(p.size for p in models.vgg6().parameters())
     (140714, 557898)
@@ -45,19 +48,20 @@ def shrink(model: Module, sparsity: float = 0.5) -> Module:
     raise ConfigurationError(f"shrink supports Sequential models and ResNet8, not {type_name(model)}")
 
 
-def select_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:
-    """Return the channels to keep, by the filters' norms summed over `convs`, whose outputs are added."""
+def select_channels(layers: Sequence[nn.Conv2d | nn.Linear], sparsity: float) -> Array:
+    """Return the channels to keep, by the filters' norms summed over `layers`, whose outputs are added."""
     checked_sparsity(sparsity)
-    norms: Array = np.sum([_norms(conv) for conv in convs], 0)
+    norms: Array = np.sum([_norms(layer) for layer in layers], 0)
     keep = len(norms) - round(sparsity * len(norms))
     if keep < 1:
-        raise ConfigurationError(f"at {sparsity:.0%} a convolution of {len(norms)} filters would lose them all")
+        outputs = "convolution of {} filters" if isinstance(layers[0], nn.Conv2d) else "layer of {} units"
+        raise ConfigurationError(f"at {sparsity:.0%} a {outputs.format(len(norms))} would lose them all")
     return np.sort(np.argsort(-norms, kind="stable")[:keep])
 
 
-def _norms(conv: nn.Conv2d) -> Array:
-    """Return the L2 norm of each filter."""
-    w = checked_weights(conv.weight.data)
+def _norms(layer: nn.Conv2d | nn.Linear) -> Array:
+    """Return the L2 norm of each filter, or of each row of a linear layer."""
+    w = checked_weights(layer.weight.data)
     norms: Array = np.sqrt((w.reshape(len(w), -1).astype(np.float64) ** 2).sum(1))
     return norms
 
@@ -113,13 +117,25 @@ def smaller_linear(linear: nn.Linear, channels: Array, channel_count: int) -> nn
     return small
 
 
+def _linear_with_units(linear: nn.Linear, units: Array) -> nn.Linear:
+    """Copy a linear layer with only these outputs."""
+    bias = None if linear.bias is None else Parameter(linear.bias.data[units])
+    weight = Parameter(np.array(linear.weight.data[units], order="C"))
+    small: nn.Linear = _copy_with(linear, out_features=len(units), weight=weight, bias=bias)
+    return small
+
+
 # Layers that keep the order of channels, so that pruned channels pass through them.
 _TRANSPARENT = (nn.ReLU, nn.GELU, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Flatten)
 
 
 def _shrink_sequential(model: Any, sparsity: float) -> Module:
-    """Remove filters of every convolution but a final one, in place, and shrink the layers after them."""
+    """Remove filters of every convolution but a final one, in place, and shrink the layers after them.
+
+    Without convolutions, remove units of every linear layer but the last.
+    """
     layers = list(model.named_children())
+    has_filters = any(isinstance(layer, nn.Conv2d) for _, layer in layers)
     last = max((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)), default=-1)
     channels: Array | None = None  # remaining output channels of the last convolution; None if all remain
     channel_count = 0
@@ -128,15 +144,17 @@ def _shrink_sequential(model: Any, sparsity: float) -> Module:
             outputs = None if index == last else select_channels([layer], sparsity)
             setattr(model, name, smaller_conv(layer, outputs, channels))
             channels, channel_count = outputs, layer.out_channels
+        elif isinstance(layer, nn.Linear):
+            small = layer if channels is None else smaller_linear(layer, channels, channel_count)
+            channels = None if has_filters or index == last else select_channels([layer], sparsity)
+            setattr(model, name, small if channels is None else _linear_with_units(small, channels))
+            channel_count = layer.out_features
         elif channels is None:
             continue
         elif isinstance(layer, nn.BatchNorm2d):
             setattr(model, name, smaller_norm(layer, channels))
-        elif isinstance(layer, nn.Linear):
-            setattr(model, name, smaller_linear(layer, channels, channel_count))
-            channels = None
         elif not isinstance(layer, _TRANSPARENT) and type(layer).__name__ != "GlobalAvgPool":
-            raise ConfigurationError(f"shrink does not support {type(layer).__name__} after a pruned convolution")
+            raise ConfigurationError(f"shrink does not support {type(layer).__name__} after a pruned layer")
     out: Module = model
     return out
 
