@@ -20,7 +20,7 @@ from tilewise.errors import Rejected, TilewiseError
 
 
 def carry_out(request: dict[str, Any]) -> dict[str, Any]:
-    """Perform a request of the parent process, such as scoring a recipe; return its result as JSON data."""
+    """Perform a request of the parent process ("score" or "validate" a recipe); return its result as JSON data."""
     tilewise.set_num_threads(int(request["threads"]))
     folder = Path(request["folder"]) if request.get("folder") else None
     recipe = parse_recipe(request["recipe"], folder)

@@ -42,7 +42,7 @@ class Runner:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Use this runner's backend, without gradients, inside the block."""
+        """Use this runner's backend for operations inside the block, and record no gradients."""
         with use_backend(self.backend), no_grad():
             yield
 

@@ -27,12 +27,12 @@ _COPY_COST = 16.0  # cost of packing one element, in multiply-adds
 
 
 def random_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
-    """Return the expected top-k error of a random order, for each kernel and each k: (kernels, ks)."""
+    """Return a random order's expected top-k error (slowdown of the best of k): (kernels, ks)."""
     return {f"top{k}": np.array([random_top_k_error(kernel.target, k) for kernel in kernels]) for k in ks}
 
 
 def default_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
-    """Return the error of choosing the default configuration, for each kernel and each k: (kernels, ks)."""
+    """Return the error of the default configuration (slowdown against the fastest): (kernels, ks)."""
     errors = np.array([max(0.0, 1.0 / kernel.target.min() - 1.0) for kernel in kernels])
     return {f"top{k}": errors for k in ks}
 

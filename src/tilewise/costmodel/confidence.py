@@ -32,7 +32,7 @@ def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
 
 
 def confidence(scores: npt.NDArray[Any], calibration: Any, k: int = 5) -> float | None:
-    """Return the probability that the first k contain one within 1 % of the best; None without a calibration."""
+    """Return the probability that the k best-scored configurations contain one within 1 % of the best, or None."""
     # A calibration comes from a model file: an invalid one counts as none.
     try:
         level, slope = calibration[f"top{k}"]

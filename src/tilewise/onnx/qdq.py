@@ -46,7 +46,7 @@ class _Quantized:
     """Writes a quantized model's operators; tracks the name of each one's dequantized result."""
 
     def __init__(self, model: Any) -> None:
-        """Start an empty ONNX graph for a quantized model."""
+        """Start an empty ONNX graph into which the operators of the quantized `model` are written."""
         self.model = model
         has_int16 = any(parameters.is_int16 for parameters in model.affine)
         self.graph = OnnxWriter(max(OPSET, _WITH_INT16) if has_int16 else OPSET)

@@ -243,7 +243,7 @@ class SparseMatrixLayer(SparseLayer):
         return self._apply_epilogue(product, activation, residual, fused)
 
     def _is_dense(self, rows: Array) -> bool:
-        """Tell whether the dense kernel is the faster one for this number of rows."""
+        """Tell whether the dense kernel is the faster one for as many rows as `rows` has."""
         if self.always_sparse or not len(rows):
             return False
         return self._choose(

@@ -162,7 +162,7 @@ def _dynamic(
 
 
 def _in_four_bits(model: Module, data: Any, symmetric: bool, has_int8_options: bool) -> Module:
-    """Quantize linear layers to four-bit weights; raise ConfigurationError if int8 options were passed."""
+    """Quantize linear layers to four bits, rounded by GPTQ on calibration `data` if any; reject int8 options."""
     from tilewise.quantize.four_bits import quantize_four_bits
 
     if isinstance(data, Calibration):

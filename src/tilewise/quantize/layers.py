@@ -112,9 +112,10 @@ def scales_for(weights: QuantizedWeights, input: AffineParameters, output: Affin
 
 
 def corrected_bias(weight: Array, rounded: Array, bias: Array | None, means: Array, groups: int = 1) -> Array:
-    """Return the bias less the mean error of rounded weights (O, C / groups, ...) (Nagel et al. 2019, section 4.2).
+    """Return the bias minus the mean error of the outputs: rounding error of the weights times the input `means`.
 
-    Weights are rounded once, so their errors do not average out over pixels as those of activations do.
+    Weights (O, C / groups, ...) are rounded once, so their errors do not average out over pixels as those of
+    activations do (Nagel et al. 2019, section 4.2).
     """
     errors = (weight.astype(np.float64) - rounded).reshape(*weight.shape[:2], -1).sum(2)  # (O, C / groups)
     # Each filter reads the channels of its group: (O, C / groups).

@@ -161,7 +161,7 @@ class _SegmentBuilder:
         (self.planes if self.model.result_of(index) is None else self.integers)[index] = value
 
     def _as_integers(self, index: int) -> int:
-        """Return the plan's value number of a result as integers; quantize a float result first."""
+        """Return the number, in the plan, of operator `index`'s result as integers, quantized if needed."""
         if index not in self.integers:
             # The padding of the next convolution is part of the buffer, so quantizing writes it too.
             p, padding = self.model.affine[index], self.model.padding_of(index)
@@ -170,7 +170,7 @@ class _SegmentBuilder:
         return self.integers[index]
 
     def _as_channels_last(self, index: int) -> int:
-        """Return the plan's value number of a result as float NHWC; dequantize integers first."""
+        """Return the number, in the plan, of operator `index`'s result as float NHWC, dequantized if needed."""
         if index not in self.channels_last:
             if index in self.integers:
                 scale = self.model.affine[index].scale

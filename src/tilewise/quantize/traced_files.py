@@ -111,7 +111,7 @@ class NodeWriter:
         raise ConfigurationError(f"a parameter of type {type(value).__name__} cannot be written to a file")
 
     def _array(self, array: Array) -> dict[str, str]:
-        """Store an array; a transposed view stays one when it is read, as rounding depends on memory order."""
+        """Store an array and return its reference; a transposed view is marked, to be read back in the same order."""
         name, array = f"{self._prefix}{len(self._arrays)}", np.asarray(array)
         is_transposed = array.ndim == 2 and array.T.flags.c_contiguous and not array.flags.c_contiguous
         self._arrays[name] = array.T if is_transposed else array

@@ -50,10 +50,7 @@ class Claims:
         self._thread: threading.Thread | None = None
 
     def claim(self, transaction: Transaction, run: int, kernel: int, again: bool) -> bool:
-        """Claim kernel number `kernel` for `run`; return False if another process has it or it is finished.
-
-        With `again` a finished kernel is claimed too.
-        """
+        """Claim a kernel for `run` (a finished one only if `again`); return False if it cannot be claimed."""
         transaction.fetch(f"SELECT id FROM kernel WHERE id = :kernel{self._database.lock_sql}", {"kernel": kernel})
         if not again and transaction.fetch("SELECT 1 FROM finished WHERE kernel = :kernel LIMIT 1", {"kernel": kernel}):
             return False

@@ -152,7 +152,7 @@ def read_shapes(
 
 
 def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:
-    """Convert a parsed list of JSON objects to distinct kernels; `where` begins error messages."""
+    """Convert JSON objects to kernels without repeats by `problem_of(family, sizes)`; errors begin with `where`."""
     if not isinstance(content, list) or not content:
         raise FileFormatError(f'{where} must contain a list such as [{{"family": "matmul", "m": 512, ...}}].')
     kernels: dict[str, Kernel] = {}

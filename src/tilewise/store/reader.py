@@ -90,7 +90,7 @@ class StoreReader:
         return {"problem": kernel.problem.key, "part": self.partition}
 
     def finished(self) -> set[str]:
-        """Return the canonical texts of the problems whose measurement is finished."""
+        """Return the problems whose measurement is finished, as canonical JSON."""
         query = """SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel
             WHERE part = :part"""
         return {row[0] for row in self.database.read(query, {"part": self.partition})}

@@ -76,7 +76,10 @@ class Store(StoreReader):
         self.close()
 
     def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any], *, uid: str | None = None) -> int:
-        """Start a run of measurements and return its number; raise if the file is of another kind of machine."""
+        """Record the start of a measurement run on this machine; return its number.
+
+        Raise for another kind of machine.
+        """
         if not self.database.shared:
             self._check_machine(machine)
         self.choose_partition(machine)
@@ -126,7 +129,7 @@ class Store(StoreReader):
         return number is not None
 
     def claim_next(self, run: int) -> Kernel | None:
-        """Claim the first queued kernel that no process is measuring; None if there is none."""
+        """Claim, for this process, the first queued kernel that no process is measuring; None without one."""
         claim = self.database.write(lambda transaction: self.claims.claim_next(transaction, run, self.partition))
         if claim is None:
             return None

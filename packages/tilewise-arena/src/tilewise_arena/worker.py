@@ -143,7 +143,7 @@ def for_everybody(error: TilewiseError) -> str:
 
 
 def consider_record(board: Board, number: int, settings: Settings, threads: int = 1) -> bool:
-    """Give an entry the record if there is none, or it beats the holder at p < 0.01; return whether it did."""
+    """Give an entry its event's record if there is none, or it is faster than the holder at p < 0.01."""
     entry = board.entry(number)
     if entry is None or entry["score"] is None or entry["status"] != "scored":
         return False

@@ -202,7 +202,7 @@ def bytes_with_kernels(model: Module) -> int:
 
 
 def print_table(title: str, rows: list[Outcome], timed_call: str) -> None:
-    """Print a table of outcomes, and below it the timer's doubts about the latencies."""
+    """Print a table of model versions, and reasons to distrust the times; `timed_call` says what was timed."""
     headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {timed_call}", "speed-up")
     show(table(headings, map(_cells, rows), title))
     for doubt in rows[0].doubts:

@@ -192,7 +192,7 @@ def _kaggle_row(identifier: str, ranking: list[int] | None) -> str:
 
 
 def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (1, PER_KERNEL)) -> PredictionScore:
-    """Compute the top-K errors of the rows in `path` on the kernels of `truth`, each of which needs a row."""
+    """Return the top-K errors of the predictions in file `path` on kernels with known runtimes (`truth`)."""
     rows = read_predictions(path)
     errors: dict[str, list[list[float]]] = {}
     # Kernels without a row are collected first, so that the error can say how many there are.
@@ -227,7 +227,7 @@ def _pad_ranking(ranking: Sequence[int] | npt.NDArray[Any], per_kernel: int) -> 
 
 
 def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path) -> list[float]:
-    """Return, for each k, how much slower the best of a row's first k choices is than the best: 0.1 is 10 %."""
+    """Return, for each k, the slowdown of the best of the row's first k configurations against the best of all."""
     if max(row) >= kernel.n_configs:
         raise FileFormatError(f"{path}: {kernel.name} has {kernel.n_configs} configurations, none numbered {max(row)}.")
     # Relative runtimes: every configuration is divided by the default of the same run.

@@ -132,7 +132,7 @@ def _without_noise(kernel: Kernel) -> MeasuredKernel:
 
 
 def _kernel_figures(split: str, member: MeasuredKernel, schema: Schema) -> _KernelFigures:
-    """Compute slowdowns, deviations and the family of one labelled kernel."""
+    """Compute a kernel's slowdowns against its fastest configuration, deviations of repeats, and family."""
     kernel = member.kernel
     target = kernel.runtime / kernel.normalizer
     # Recorded deviations are preferred to those between equal configurations.

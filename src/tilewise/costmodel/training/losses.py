@@ -31,7 +31,7 @@ Loss = Callable[[Doubles, Doubles, Mask], tuple[float, Doubles]]
 
 
 def list_mle(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Compute ListMLE (Xia et al. 2008) and its gradient by the scores; arrays are (K, C).
+    """Compute ListMLE (Xia et al. 2008) and its gradient with respect to the scores; arrays are (K, C).
 
     It is the negative log-likelihood of the true order, slowest first, averaged over kernels.
     """
@@ -117,7 +117,7 @@ def mean_absolute_error(scores: Doubles, target: Doubles, mask: Mask) -> tuple[f
 
 
 def log_mse(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Return the mean squared error of log runtime, up to a constant per kernel, and its gradient by the scores."""
+    """Return the mean squared error of log runtime, up to a constant per kernel, and its gradient."""
     count = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     gap = (scores - np.log(np.maximum(target, 1e-9))) * mask
     gap = (gap - gap.sum(axis=1, keepdims=True) / count) * mask
@@ -195,7 +195,7 @@ class CombinedLoss:
         return total, (total_grad * mask[:, None]).to(scores.dtype)
 
     def with_gradient(self, scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-        """Return the loss and its gradient by the scores."""
+        """Return the weighted sum of the losses and its gradient with respect to scores (K, C)."""
         total, total_grad = 0.0, np.zeros_like(scores)
         for loss, weight in self.terms:
             value, grad = loss(scores, target, mask)

@@ -117,7 +117,7 @@ class TritonAttention:
         return Expected(value, value.abs() * (2 * rounding) + weight_norm * (8 * rounding) + 1e-4)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return the grid (a program per head and block of queries) and the kernel's arguments."""
+        """Describe the launch, without running it: grid (a program per head and block of queries), arguments."""
         grid = (
             math.ceil(problem.size("queries") / config.size("block_m")),
             problem.size("batch") * problem.size("heads"),
@@ -139,7 +139,7 @@ class TritonAttention:
 
 @cache
 def _binary(dtype: str, head: int, causal: bool, config: Config) -> Binary:
-    """Describe one compilation of `attention_kernel`: its dtype, constants and configuration."""
+    """Describe one compilation of `attention_kernel`: argument types, compile-time constants, warps and stages."""
     element = f"*{DTYPES[dtype]}"
     signature = (
         *((name, element) for name in ("q", "k", "v", "out")),

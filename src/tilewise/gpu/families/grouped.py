@@ -157,7 +157,7 @@ class GroupedMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return the grid (a program per output tile, rows padded to blocks) and the kernel's arguments."""
+        """Describe the launch, without running it: grid (a program per output tile) and arguments."""
         block_m, inputs = config.size("block_m"), operands.inputs
         slots, experts = (operands.scratch[f"{name}{block_m}"] for name in ("slots", "experts"))
         rows, n = operands.out.shape
@@ -224,7 +224,7 @@ def _scales(problem: Problem) -> str:
 
 @cache
 def _binary(dtype: str, scales: str, routed: bool, config: Config) -> Binary:
-    """Describe one compilation of `grouped_kernel`: its dtype, scales, constants and configuration."""
+    """Describe one compilation of `grouped_kernel`: argument types, scaling, compile-time constants, warps, stages."""
     constants: tuple[tuple[str, Value | bool], ...] = (
         ("UNIT", UNIT),
         ("ROUTED", routed),

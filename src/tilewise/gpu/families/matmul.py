@@ -149,7 +149,7 @@ class TritonMatmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return the grid (a program per output tile and batch item) and the kernel's arguments."""
+        """Describe the launch, without running it: grid (a program per output tile and batch item) and arguments."""
         batch, m, n, k = _shape(problem)
         unit_m, unit_n, unit_k = _units(problem)
         programs = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
@@ -187,7 +187,7 @@ def _shape(problem: Problem) -> tuple[int, int, int, int]:
 
 @cache
 def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int], config: Config) -> Binary:
-    """Describe one compilation of `matmul_kernel`; `units` are powers of two that divide m, n and k."""
+    """Describe one compilation of `matmul_kernel`: types and constants; `units` are powers of two dividing m, n, k."""
     constants: tuple[tuple[str, Value | bool], ...] = (
         *zip(("UNIT_M", "UNIT_N", "UNIT_K"), units, strict=True),
         ("A_TRANSPOSED", layout[0] == "t"),

@@ -143,7 +143,7 @@ class _Rowwise:
         return elements * ELEMENT_BYTES[problem.word("dtype")]
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return the grid (a program per `block_rows` rows) and the kernel's arguments."""
+        """Describe the launch, without running it: grid (a program per `block_rows` rows) and arguments."""
         rows, cols = problem.size("rows"), problem.size("cols")
         tensors = (operands.inputs["x"], operands.out, *(operands.inputs[name] for name in self._vectors(cols)))
         grid = (math.ceil(rows / config.size("block_rows")), 1, 1)
@@ -245,7 +245,7 @@ class TritonReduction(_Rowwise):
         return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return grid and arguments; a reduction along axis 0 has a program per block of columns."""
+        """Describe the launch, without running it; a reduction along axis 0 has a program per column block."""
         row_launch = super().launch(problem, config, operands)
         if problem.size("axis") == 1:
             return row_launch

@@ -37,7 +37,7 @@ def find_kernel(name: str) -> Any:
 
 
 def compile_binary(binary: Binary, capability: int) -> Any:
-    """Compile a kernel for a compute capability, or read it from Triton's cache; return a CompiledKernel."""
+    """Compile a kernel for a compute capability, or read it from Triton's cache; returns a `CompiledKernel`."""
     from triton import compile as triton_compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

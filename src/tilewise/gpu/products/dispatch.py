@@ -174,7 +174,7 @@ class ProductDispatcher:
         return choice
 
     def run(self, problem: Problem, operands: Operands, config: Config, *, allocate: bool = True) -> None:
-        """Launch the product on the current CUDA stream; without `allocate`, `operands` already has its workspace."""
+        """Launch a matrix product on the current CUDA stream; `allocate` gives its operands a new workspace."""
         if is_cublas(config):
             cublas_call(problem, operands)()
             return
@@ -388,7 +388,7 @@ class _DescriptorCache:
 
 
 def _compiled_launcher(launch: Any) -> Callable[..., Any]:
-    """Return the C function inside the Python wrapper of Triton's launcher, which is slower."""
+    """Return the C function of Triton's launcher, to skip its slow Python wrapper."""
     closure = getattr(launch, "__closure__", None)
     if not closure:
         return launch  # type: ignore[no-any-return]

@@ -186,7 +186,7 @@ class ProductFamily(TritonMatmul):
         return operands
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Return the grid and arguments of a kernel, or a call of cuBLAS."""
+        """Describe the launch, without running it: grid and arguments of a kernel, or a function that calls cuBLAS."""
         if is_cublas(config):
             return Launch((1, 1, 1), (), cublas_call(problem, operands))
         transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))

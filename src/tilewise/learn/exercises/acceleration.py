@@ -70,7 +70,7 @@ def _blocked(answer: Callable[..., Any]) -> None:
 
 
 def _product_cases() -> list[Example]:
-    """Return matrices and block sizes to test, with what is special about each."""
+    """Return test inputs for `blocked_matmul`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     sizes = {
         (8, 8, 8, 4): "for square matrices",
@@ -145,7 +145,7 @@ _CHANNEL_FIRST = "the channel comes first: rows are ordered (c, i, j)"
 
 
 def _im2col_cases() -> list[Example]:
-    """Return images and filter sizes to test, with what is special about each."""
+    """Return test inputs for `im2col`, with a remark on what is special about each."""
     rng = np.random.default_rng(1)
     sizes = {
         (1, 4, 4, 2, 2): "for one channel",

@@ -27,7 +27,7 @@ def _softmax(scores: Any) -> Any:
 
 
 def _attend_cases() -> list[Example]:
-    """Return queries, keys and values to test, with what is special about each."""
+    """Return test inputs for `attend`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     cases = []
     for length, width, size in ((5, 8, 1.0), (1, 4, 1.0), (6, 6, 1.0), (7, 3, 40.0), (4, 16, 1000.0), (3, 8, 1e5)):

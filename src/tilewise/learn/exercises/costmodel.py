@@ -16,7 +16,7 @@ def slowdown(runtimes: Any, scores: Any, k: int) -> float:
 
 
 def _slowdown_cases() -> list[Example]:
-    """Return runtimes, scores and k to test, with what is special about each."""
+    """Return test inputs for `slowdown`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     about = {1: "for one configuration", 4: "where k is larger than the number of configurations"}
     return [
@@ -42,7 +42,7 @@ def ordered_pairs(runtimes: Any, scores: Any) -> float:
 
 
 def _pair_cases() -> list[Example]:
-    """Return runtimes and scores to test, with what is special about each."""
+    """Return test inputs for `ordered_pairs`, with a remark on what is special about each."""
     rng = np.random.default_rng(1)
     cases = [
         Example(

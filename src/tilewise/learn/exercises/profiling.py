@@ -17,7 +17,7 @@ def percentile(samples: list[float], q: float) -> float:
 
 
 def _percentile_cases() -> list[Example]:
-    """Return timings and percentiles to test, with what is special about each."""
+    """Return test inputs for `percentile`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     about = {2: "for two samples", 1: "for one sample"}
     cases = [

@@ -34,7 +34,7 @@ def _mask_fault(mask: Any, right: Any, weights: Any, sparsity: float) -> str:
 
 
 def _mask_cases() -> list[Example]:
-    """Return weights and sparsities to test, with what is special about each."""
+    """Return test inputs for `magnitude_mask`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     settings = (
         ((7, 9), 0.7, ""),
@@ -90,7 +90,7 @@ def _two_fault(result: Any, right: Any, weights: Any) -> str:
 
 
 def _two_cases() -> list[Example]:
-    """Return weights to test, with what is special about each."""
+    """Return test inputs for `two_of_four`, with a remark on what is special about each."""
     rng = np.random.default_rng(1)
     cases = [Example((rng.standard_normal(shape),), "") for shape in ((3, 8), (1, 4), (4, 4), (5, 16))]
     equal = np.array([[1.0, -1.0, 1.0, 1.0], [0.5, 0.5, 0.0, 0.0]])
@@ -140,7 +140,7 @@ def _units_fault(small: Any, right: Any, w1: Any, *_: Any) -> str:
 
 
 def _unit_cases() -> list[Example]:
-    """Return networks and units to remove, with what is special about each."""
+    """Return test inputs for `remove_units`, with a remark on what is special about each."""
     rng = np.random.default_rng(2)
     sizes = ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (6, 6, 6, [4, 1, 0]), (3, 4, 4, [0, 1, 2, 3]))
     return [

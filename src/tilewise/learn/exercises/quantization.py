@@ -92,7 +92,7 @@ def _shared_scale(weights: Any) -> tuple[Any, Any]:
 
 
 def _row_cases() -> list[Example]:
-    """Return weights to test, with what is special about each."""
+    """Return test inputs for `quantize_rows`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
     cases = []
     for shape in ((4, 8), (3, 5), (5, 5), (16, 3, 3, 3)):
@@ -121,7 +121,7 @@ def _product_fault(result: Any, right: Any, *args: Any) -> str:
 
 
 def _product_cases() -> list[Example]:
-    """Return integer operands to test, with what is special about each."""
+    """Return test inputs for `integer_product`, with a remark on what is special about each."""
     rng = np.random.default_rng(1)
     cases = []
     about = {128: "", 0: "for zero_point = 0", 255: "for sums beyond 16 bits", 1: "for sums beyond float32's 24 bits"}

@@ -196,7 +196,10 @@ def _work_and_rate(results: ProfileResults, ops: list[str], kind: str) -> tuple[
 
 
 def _compute(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Return the sentence for programs limited by arithmetic: the rate reached and the machine's peak."""
+    """Return advice on layer `where` if arithmetic limits it, with the rate reached.
+
+    `time_share` is its share as text.
+    """
     _, rate = _work_and_rate(results, ops, "flops")
     efficiency = rate / results.machine.peak(results.threads)
     advice = "use more threads, INT8 or pruning" if efficiency > 0.5 else "try a better tile"
@@ -208,7 +211,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], time_share: st
 
 
 def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Return the sentence for programs limited by memory bandwidth, with the rate reached."""
+    """Return advice on layer `where` if memory bandwidth limits it, with the rate that operations `ops` reach."""
     bytes_moved, rate = _work_and_rate(results, ops, "bytes_moved")
     return (
         f"Memory bandwidth: {time_share} of the time is spent in {_join_names(ops)}, most in "
@@ -218,7 +221,7 @@ def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str
 
 
 def _python(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Return the sentence for time between kernels, with advice for the layer `where`."""
+    """Return advice on layer `where` if the time between its kernels, in Python, limits the program."""
     row = results.by_layer.get(where)
     calls = row.calls if row else len(results.units)
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
@@ -235,7 +238,7 @@ def _python(results: ProfileResults, where: str, ops: list[str], time_share: str
 
 
 def _allocation(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Return the sentence for programs limited by allocation: the layer, and copies or results as its cause."""
+    """Return advice on layer `where` if memory allocation limits it: whether copies or large results are the cause."""
     row = results.by_layer.get(where) or _largest_allocator(results)
     allocated = row.own_allocated + row.allocated
     result_bytes = sum(u.result_bytes for u in results.units if u.layer == row.name)
@@ -251,7 +254,7 @@ def _allocation(results: ProfileResults, where: str, ops: list[str], time_share:
 
 
 def _backend(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
-    """Return the sentence for a slow implementation that was used where a faster one exists."""
+    """Return advice on layer `where` if its operations `ops` ran on a slower implementation than available."""
     row = results.by_op[ops[0]]
     name = max(row.backends, key=lambda b: row.backends[b])
     best = _preferred_backends().get(ops[0], name)

@@ -36,7 +36,7 @@ def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
 
 
 def enable(cache: str | os.PathLike[str] | None = None, backend: OptimizedBackend | None = None) -> TunedTable:
-    """Make the current backend use the tiles tuned in a folder (default: the user's cache folder) from now on."""
+    """Make operations use the tiles tuned in a folder (default: the user's cache folder) from now on."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
     table, _ = load_tuned_table(native, cache)
@@ -51,7 +51,7 @@ def disable(backend: OptimizedBackend | None = None) -> None:
 
 @contextlib.contextmanager
 def tuned(cache: str | os.PathLike[str] | None = None) -> Iterator[TunedTable]:
-    """Use the tiles tuned in a folder (default: the user's cache folder) inside the block; see `enable`."""
+    """Make operations inside the block use the tiles tuned in a folder (default: the user's cache folder)."""
     backend = current_backend()
     previous = backend.tile_chooser
     try:

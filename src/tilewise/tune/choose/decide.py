@@ -214,7 +214,7 @@ class _MeasuredSearch:
         )
 
     def _measure_one(self, index: int) -> float | None:
-        """Time a configuration in ns, None if it fails; the default's time is observed as well."""
+        """Time configuration `index` in ns, None if it fails; also record the default's time if measured with it."""
         trial = self.measure.measure(self.configs[index])
         if trial.default_ns is not None:
             self.default_ns = trial.default_ns

@@ -76,7 +76,7 @@ class Collector:
     # In the store
 
     def open_run(self, machine: Machine, **settings: Any) -> None:
-        """Record the start of a run on this machine, with its settings, in the store."""
+        """Record the start of a measurement run on this machine, with its settings, in the store."""
         run_settings = {
             **dataclasses.asdict(self.options.settings),
             "max_configs": self.options.max_configs,

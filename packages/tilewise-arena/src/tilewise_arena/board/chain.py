@@ -54,7 +54,7 @@ def row_seal(key: bytes, table: str, *values: Any) -> str:
 
 
 def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], previous: str) -> Link:
-    """Create the next link of the ledger, with its hash and seal; `previous` is the last link's hash."""
+    """Create the next link (row) of the ledger: its hash covers the `previous` one, and `key` seals the hash."""
     text = canonical(body).decode()
     digest = link_hash(seq, at, kind, text, previous)
     seal = seal_of(key, digest)

@@ -305,7 +305,7 @@ class Board:
     def standings(
         self, event: str, division: str, team: str = "", sort: str = "score", limit: int = 100, offset: int = 0
     ) -> list[dict[str, Any]]:
-        """Return the rows of a board page: entries with their rank and the figures of their results."""
+        """Return one page of an event's ranking: entries with rank and the figures of their results."""
         rows = self.entries(event, division, team=team or None, sort=sort, limit=limit, offset=offset)
         table = schema.entries
         numbers = [row["id"] for row in rows]
@@ -372,7 +372,7 @@ class Board:
         return body
 
     def record(self, event: str, division: str) -> int | None:
-        """Return the id of the entry that holds the record of an event and division, or None."""
+        """Return the id of the entry that holds the record (the best confirmed score) of an event, or None."""
         row = self._value(_record_holder_query(event, division))
         return None if row is None else int(row)
 

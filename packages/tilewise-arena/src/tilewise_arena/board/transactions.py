@@ -144,7 +144,7 @@ class BoardTransaction:
         self._update_entry(entry, **result_columns(body))
 
     def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
-        """Give an entry the record of its event and division."""
+        """Mark an entry as the record of its event; `factor` is its lead over the `previous` record's entry."""
         row = self._get_entry(entry)
         if row.status != "scored":
             raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")

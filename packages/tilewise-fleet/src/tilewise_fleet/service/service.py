@@ -277,7 +277,7 @@ def _parse_batch(content: Any) -> _Batch:
 
 
 def _queue_problems(store: Store, items: Sequence[_QueueItem]) -> None:
-    """Add problems to the store's queue, on the store's thread; a SQLite file accepts one kind of machine."""
+    """Queue problems to be measured (called on the store's thread); skip those of another kind of machine."""
     partitions = None if store.shared else store.partitions()
     groups: dict[tuple[str, float, str], tuple[Machine, list[Kernel]]] = {}
     for machine, problem, priority, why in items:

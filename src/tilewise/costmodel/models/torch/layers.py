@@ -69,7 +69,7 @@ class Stack(Layer):
     """Dense layers with activations between them and none after the last."""
 
     def __init__(self, inputs: int, widths: Sequence[int], activation_name: str) -> None:
-        """Create dense layers of these widths, with the activation called `activation_name` in between."""
+        """Create dense layers of these widths, with activations in between and none after the last."""
         super().__init__()
         sizes = [inputs, *widths]
         self.layers = nn.ModuleList(Dense(a, b) for a, b in pairwise(sizes))

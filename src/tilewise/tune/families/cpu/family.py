@@ -74,12 +74,12 @@ def get_family(name: str) -> CpuFamily:
 
 
 def config_for(op: str, tile: Any) -> Config:
-    """Convert a native tile of operation `op` to a configuration."""
+    """Convert a native tile of operation `op` ("matmul", "conv2d", ...) to a configuration."""
     return Config(tiled_op(op).values(tile))
 
 
 def tile_for(op: str, config: Config) -> Any:
-    """Convert a configuration to a native tile of operation `op`."""
+    """Convert a configuration to a native tile of operation `op` ("matmul", "conv2d", ...)."""
     return tiled_op(op).tile(config)
 
 

@@ -88,7 +88,7 @@ class CpuCollector(Collector):
         super().__init__(feasible, store, options, machine, say)
 
     def begin(self) -> Machine:
-        """Open a run of this machine in the store and return the machine."""
+        """Record the start of a measurement run in the store; return the description of this machine."""
         details = describe(measure=self.options.minutes >= _MIN_MINUTES_FOR_CEILINGS)
         machine = Machine("cpu", details["name"], details)
         self.open_run(machine)
