@@ -194,7 +194,7 @@ def conv2d(
 def conv2d_grad_input(
     gy: Array, w: Array, x_shape: tuple[int, ...], *, stride: Pair, padding: Pair, groups: int
 ) -> Array:
-    """Compute the gradient of a convolution's input from gy (N, O, Ho, Wo)."""
+    """Return the gradient of a convolution's input, of shape `x_shape`, from that of its output gy (N, O, Ho, Wo)."""
     o, _, kh, kw = w.shape
     n, c = x_shape[:2]
     w_columns = w.reshape(groups, o // groups, math.prod(w.shape[1:])).transpose(0, 2, 1)
@@ -205,7 +205,7 @@ def conv2d_grad_input(
 
 
 def _fold(patches: Array, x_shape: tuple[int, ...], stride: Pair, padding: Pair) -> Array:
-    """Add overlapping patches (N, C, Ho, Wo, kh, kw) into an image (col2im)."""
+    """Add overlapping patches (N, C, Ho, Wo, kh, kw) into an image of shape `x_shape` (col2im)."""
     n, c, h, w = x_shape
     (sh, sw), (ph, pw) = stride, padding
     ho, wo, kh, kw = patches.shape[2:]
@@ -331,7 +331,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array,
 @implements("layer_norm_grad", "numpy")
 @_silent
 def layer_norm_grad(gy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients of layer norm with respect to x, weight and bias."""
+    """Return the gradients of x, weight and bias from that of the result, gy; mean and rstd are the forward's."""
     rows = tuple(range(x.ndim - 1))
     normed = (x - mean[..., None]) * rstd[..., None]
     # The mean and the variance depend on x as well: subtract the components of g along 1 and along `normed`.
@@ -448,7 +448,7 @@ def adam_step(
     decoupled: bool,
     step: int,
 ) -> None:
-    """Run one Adam update in place; `decoupled` weight decay makes it AdamW."""
+    """Update param in place by Adam, with its moments m and v; `decoupled` weight decay makes it AdamW."""
     if weight_decay and decoupled:
         param *= 1 - lr * weight_decay
     elif weight_decay:

@@ -53,7 +53,7 @@ def batch_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array,
 def batch_norm_grad(
     gy: Array, x: Array, weight: Array, mean: Array, var: Array, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of the input, the weight and the bias."""
+    """Return the gradients of x, weight and bias from that of the result, gy, and the batch's mean and var."""
     axes, shape = _all_but_channels(x), _per_channel(x)
     rstd = 1 / np.sqrt(var + x.dtype.type(eps))
     normed = (x - mean.reshape(shape)) * rstd.reshape(shape)

@@ -124,7 +124,7 @@ def attention_grad(
     gout: Array, q: Array, k: Array, v: Array, out: Array, logsumexp: Array, *, causal: bool,
     mask: Array | None = None, scale: float | None = None, into: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Compute the gradients of q, k and v from the results of `attention`."""
+    """Return the gradients of q, k and v from that of the result, `gout`; they are written `into` arrays if given."""
     if mask is not None and q.ndim == k.ndim == 4:
         mask = _broadcast_mask(mask, q, k)
     grads: tuple[Array, Array, Array] = _kernels.attention_grad(

@@ -37,7 +37,7 @@ class CachedAttention(MultiHeadAttention, metaclass=ExplainsMethods):
         mask: TensorLike | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Attend over `x` (B, T, C) and the cache, which is updated in place."""
+        """Apply attention to `x` (B, T, C) and the cached positions; the cache `past_kv` is extended in place."""
         if isinstance(past_kv, KVCache):
             if past_kv.n_layers > 1:
                 raise ConfigurationError(

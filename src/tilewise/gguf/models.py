@@ -400,7 +400,7 @@ def _windows(source: _Source, architecture: DecoderFamily, layers: int) -> tuple
 
 
 def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context: int) -> dict[str, Any]:
-    """Return the rotary settings of `LlamaConfig`, scaled as the metadata says."""
+    """Return `LlamaConfig`'s rotary settings for heads of `head_dim`, scaled for long contexts as the metadata says."""
     pairs = source.size("rope.dimension_count", head_dim) // 2
     if 2 * pairs > head_dim:
         raise source.error(f"{2 * pairs} rotary dimensions are more than the head width of {head_dim}")

@@ -147,7 +147,7 @@ class ServingRanker:
             raise FileFormatError(f"{path} is not a ranker of serving kernels: it lacks {error}.") from error
 
     def scores(self, shape: ServingShape, tokens: int, device: Device, configs: Sequence[Config]) -> Numbers:
-        """Return one score per configuration; lower is faster."""
+        """Return a score per configuration of a layer's `shape` for this number of tokens; lower is faster."""
         columns = {name: [config.size(name) for config in configs] for name in _NAMES}
         rows = features(shape, tokens, device, columns)
         # Measured times lead on Hopper GPUs, where they were measured; the winners of the tuned files lead elsewhere.
@@ -164,7 +164,7 @@ class ServingRanker:
         return decide(Problem.of("serving", dtype=shape.dtype, **sizes), configs, scores).config
 
     def first_tiles(self, shape: ServingShape, tokens: int, device: Device, count: int = 5) -> list[Config]:
-        """Return the best configuration of each of the `count` best tiles."""
+        """Return the best-ranked configuration of each of the `count` best-ranked tile sizes."""
         configs = candidates(shape, device, default_config(tokens, shape.experts, shape.block_scaled))
         best: dict[tuple[int, ...], Config] = {}
         for index in np.argsort(self.scores(shape, tokens, device, configs), kind="stable"):

@@ -60,7 +60,7 @@ class _Tracer:
         return threading.get_ident() == self.owner and isinstance(self.operand(array), Value)
 
     def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
-        """Record one operation; the signature is that of `_events.tracers`."""
+        """Record one operation (`step`) with its operands, parameters and result."""
         # Other threads may run other models at the same time.
         if threading.get_ident() != self.owner:
             return

@@ -223,7 +223,7 @@ class MaxPool2d(Operation):
 
 class AvgPool2d(Operation):
     def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
-        """Pool images (N, C, H, W) by the mean of each window, padding included."""
+        """Average each window of images (N, C, H, W); padding counts as zeros."""
         _check_pool(x.shape, kernel, stride, padding)
         self.shape, self.geometry = x.shape, {"kernel": kernel, "stride": stride, "padding": padding}
         y: Array = current_backend().dispatch("avg_pool2d", x, **self.geometry)

@@ -64,7 +64,7 @@ class OnnxWriter:
         return self._constants[key]
 
     def write(self, path: str | os.PathLike[str], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        """Write the file atomically."""
+        """Write the graph with these inputs and outputs to an ONNX file, atomically."""
         helper = self.onnx.helper
         names_read = {name for node in self.nodes for name in node.input}.union(port.name for port in outputs)
         self.weights = {name: a for name, a in self.weights.items() if name in names_read}

@@ -218,7 +218,7 @@ def _too_wide(samples: _InterleavedSamples, min_effect: float) -> bool:
 def _conclude(
     timer: Timer, samples: _InterleavedSamples, min_effect: float, alpha: float, reasons: list[str]
 ) -> Comparison:
-    """Test each function against the baseline and summarise its samples."""
+    """Test, at level `alpha`, whether each function differs from the baseline by `min_effect`; return all results."""
     from tilewise.profile.timer import Series
 
     baseline = samples.names[0]

@@ -150,7 +150,7 @@ def follow_batch(node: Node, other: Node | None, batches: tuple[int, int]) -> No
 
 
 def _for_any_batch(value: Any, other: Any, batches: tuple[int, int]) -> Any:
-    """Return an operand or a parameter for any batch."""
+    """Return an operand or parameter in a form for any batch size, from its values at the two sizes `batches`."""
     if type(value) is not type(other):
         raise ConfigurationError(_OTHER)
     if isinstance(value, tuple | list) and len(value) == len(other):
@@ -268,7 +268,7 @@ def trace(model: Module, example: Array) -> FloatGraph:
 
 
 def _trace(model: Module, example: Array) -> FloatGraph:
-    """Trace a model into steps that hold for this example, for other batches and other sizes as far as is known."""
+    """Trace a model to operators that hold for this example and, as far as is known, for other batches and sizes."""
     original = trace_module(model, example)
     traced = match_patterns(original, attention=False)
     if not isinstance(traced.result, Value):

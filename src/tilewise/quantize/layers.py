@@ -393,7 +393,7 @@ class QuantizedLinear(IntegerLayer, metaclass=ExplainsMethods):
         *,
         activation: str = "",
     ) -> Self:
-        """Create a layer from a float32 weight (out, in)."""
+        """Create a layer from a float32 weight (out, in); `input` and `output` are quantization parameters."""
         is_int16 = input is not None and input.is_int16
         weights = int16_weights(weight, bias, input) if input and is_int16 else INT8Quantizer().quantize_weights(weight)
         scale = weights.scale if input is None or output is None else scales_for(weights, input, output)

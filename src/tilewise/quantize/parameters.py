@@ -274,7 +274,7 @@ def image_values(x: QuantizedArray) -> Array:
 
 
 def quantize_array(x: Array, parameters: AffineParameters, padding: int = 0) -> QuantizedArray:
-    """Quantize float32 values (N, C, H, W) or (N, K)."""
+    """Quantize float32 values (N, C, H, W) or (N, K) by `parameters`; images get `padding` pixels on each side."""
     x = np.ascontiguousarray(x, np.float32)
     # Compiled kernels convert to uint8 only; int16 activations are made inside native plans.
     if native is None or parameters.is_int16:

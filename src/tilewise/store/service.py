@@ -89,7 +89,7 @@ class ServiceClient:
         return None
 
     def report(self, problem: Problem, default_ns: float, timings: Sequence[tuple[Config, float]]) -> None:
-        """Send measurements to the service in the background."""
+        """Send measured (configuration, ns) pairs of a problem to the service in the background."""
         if not timings or not self._token or time.monotonic() < self._paused_until:
             return
         rows = [{"config": dict(config), "runtime_ns": runtime_ns} for config, runtime_ns in timings]

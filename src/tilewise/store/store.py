@@ -250,7 +250,7 @@ class Store(StoreReader):
         self.database.write(work)
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
-        """Begin a batch whose timings are added one by one; return its number."""
+        """Begin a batch of timings of a kernel, to be added one by one; return the batch's number."""
         # A shared store is a network round trip away, so its batches are buffered. Their numbers are negative.
         if self.database.shared:
             number = -1 - len(self._buffered)
@@ -288,7 +288,7 @@ class Store(StoreReader):
         self.database.write(lambda transaction: transaction.execute(query, {**values, "batch": batch, "open": OPEN}))
 
     def finish(self, run: int, kernel: Kernel, default: Config, seconds: float) -> None:
-        """Mark a kernel as finished, so that it is not measured again in this store."""
+        """Mark a kernel as finished by `run` after `seconds`; it is not measured again in this store."""
 
         def work(transaction: Transaction) -> int:
             number = self._claimed_kernel(transaction, kernel)

@@ -87,7 +87,7 @@ def gpt_stop(visit: Visit) -> Stop:
     expected = list(generate(model, ids, count))
 
     def step(name: str, backend: OptimizedBackend | None, size: int, **options: Any) -> ModelVersion:
-        """Return a version of the model that generates tokens with these options."""
+        """Return a version of the GPT that generates text on this backend with these options of `generate`."""
 
         def run() -> list[int]:
             with use_backend(backend) if backend is not None else nullcontext():

@@ -52,7 +52,7 @@ class LocalFleet:
 
 @contextlib.contextmanager
 def running_fleet(store: str, port: int = 8100, ray_port: int = 6379, cpus: int = 1) -> Iterator[LocalFleet]:
-    """Run Ray with one CPU slot, and the service, until the `with` block ends."""
+    """Run a one-machine fleet inside the block: Ray on `ray_port`, and the tuning service over `store` on `port`."""
     require_ray()
     Store(store).close()  # creates the store, or raises an error before anything is started
     ray = [str(_ray_program()), "start", "--head", "--block", f"--port={ray_port}", f"--num-cpus={cpus}"]

@@ -114,7 +114,7 @@ def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> 
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
-    """Read one array as a C-contiguous native-endian array."""
+    """Read the array in one member of an npz archive, C-contiguous and native-endian; `where` begins errors."""
     with open_member(archive, info, where) as stream:
         dtype, fortran, shape, header_bytes = read_header(stream, where)
         check_size(shape, dtype, header_bytes, info, where)

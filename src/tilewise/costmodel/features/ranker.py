@@ -214,7 +214,7 @@ class RankerFeatures:
     def raw_config(
         self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: npt.NDArray[Any], reading: TileReading | None
     ) -> Floats:
-        """Compute the unscaled inputs (features, C) of configurations (C, columns)."""
+        """Return unscaled features (features, C) of configurations `config` (C, columns) for a kernel of `sizes`."""
         if reading is not None:
             from tilewise.costmodel.data.tpu_tiles import tile_features
 

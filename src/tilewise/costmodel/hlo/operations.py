@@ -150,7 +150,7 @@ def _mean(g: GraphBuilder, x: HloNode) -> HloNode:
 
 
 def reduction_graph(dtype: str, rows: int, cols: int, axis: int, operation: str) -> KernelGraph:
-    """Return the graph of a sum or maximum over one axis of a matrix."""
+    """Return the graph of a sum or maximum (`operation`) of a (rows, cols) matrix along one axis."""
     g = GraphBuilder()
     x = g.parameter((rows, cols), ELEMENT_TYPE[dtype])
     g.convert(g.reduce({"sum": "add", "max": "maximum"}[operation], g.convert(x, "f32"), (axis,)), x.dtype)

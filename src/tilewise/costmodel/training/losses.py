@@ -31,10 +31,7 @@ Loss = Callable[[Doubles, Doubles, Mask], tuple[float, Doubles]]
 
 
 def list_mle(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
-    """Compute ListMLE (Xia et al. 2008) and its gradient with respect to the scores; arrays are (K, C).
-
-    It is the negative log-likelihood of the true order, slowest first, averaged over kernels.
-    """
+    """Compute ListMLE (Xia et al. 2008), the mean negative log-likelihood of the order, and its gradient (K, C)."""
     value, grad = _ordered_likelihood(scores, -target, mask, 1 / TEMPERATURE, np.ones(scores.shape[1]))
     return value / len(scores), grad / len(scores)
 

@@ -53,7 +53,7 @@ def _binary(
     constants: tuple[tuple[str, Value | bool], ...],
     config: Config,
 ) -> Binary:
-    """Describe one compilation of a kernel of `kernels/rowwise.py`."""
+    """Describe one compilation of a row-wise kernel: its tensors, all of one dtype, constants, warps and stages."""
     signature = (*((name, f"*{DTYPES[dtype]}") for name in tensors), ("rows", "i32"), ("col_units", "i32"))
     blocks = (
         ("BLOCK_ROWS", config.size("block_rows")),
@@ -191,7 +191,7 @@ class Normalisation(_Rowwise):
         return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """Compute the normalised rows in float32; return them with their tolerance."""
+        """Compute the correct result of a problem in float32 from its operands; return it with a tolerance."""
         x = operands.inputs["x"].float()
         if self.name == "softmax":
             return self._with_tolerance(problem, x.softmax(-1))

@@ -347,7 +347,7 @@ class TilewiseChoices(InductorChoices):
             return choices
 
     def get_flex_attention_fwd_configs(self, head_dim: int, dtype: Any, device_type: str | None = "cuda") -> Any:
-        """Select tilings for the forward pass of flexible attention."""
+        """Return the tilings to benchmark for flexible attention's forward pass; overrides PyTorch's."""
         configs = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
 
         def select(advisor: Advisor) -> Any:

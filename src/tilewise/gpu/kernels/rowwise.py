@@ -20,7 +20,7 @@ def softmax_kernel(
     COL_UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute y, the softmax of each row of x."""
+    """Compute y, the softmax of each row of x; a row has col_units * COL_UNIT columns."""
     cols = col_units * COL_UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     lane = tl.arange(0, BLOCK_COLS)[None, :]

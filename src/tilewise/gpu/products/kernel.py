@@ -35,7 +35,7 @@ def _tile_position(tile, row_blocks, column_blocks, group):
 def _load_a(
     a, rows, row, depth, m, k, TMA: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """Load a (BLOCK_M, BLOCK_K) tile of a, with zeros past the end of k."""
+    """Load the (BLOCK_M, BLOCK_K) tile of a at (row, depth), with zeros past the end of k."""
     if TMA:
         if TRANSPOSED:
             tile = a.load([depth, row]).T
@@ -56,7 +56,7 @@ def _load_b(
     b, columns, column, depth, n, k,
     TMA: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Load a (BLOCK_K, BLOCK_N) tile of b, with zeros past the end of k."""
+    """Load the (BLOCK_K, BLOCK_N) tile of b at (depth, column), with zeros past the end of k."""
     if TMA:
         if TRANSPOSED:
             tile = b.load([column, depth]).T

@@ -99,7 +99,7 @@ def _upsample(op: Op, x: Array) -> Array:
 
 
 def _write_upsample(form: OnnxForm, op: Op, inputs: list[str]) -> str:
-    """Write nearest-neighbour upsampling as one Gather per image axis."""
+    """Write nearest-neighbour upsampling to an ONNX file, as a Gather node for height and one for width."""
     x = inputs[0]
     for axis, (by, size) in enumerate(zip(op.options["by"], op.shape[2:], strict=True), 2):
         x = form.node("Gather", x, form.graph.constant(np.repeat(np.arange(size // by), by)), axis=axis)

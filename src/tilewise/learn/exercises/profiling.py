@@ -61,7 +61,7 @@ def _conv_mistake(rows_of: Any = None, factor: Any = None) -> Any:
         return (size + 2 * padding - kernel) // stride + 1
 
     def mistaken(x: Shape, w: Shape, stride: int = 1, padding: int = 0) -> float:
-        """Count the FLOPs with the mistake."""
+        """Count a convolution's FLOPs as `conv_flops` does, but with the mistake."""
         axis = rows_of or outputs
         work = 2 * x[0] * w[0] * x[1] * w[2] * w[3]
         count = axis(x[2], w[2], stride, padding) * axis(x[3], w[3], stride, padding)

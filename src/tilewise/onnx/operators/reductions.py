@@ -241,7 +241,7 @@ def _contract(node: OnnxNode, a: Tensor, ta: str, b: Tensor, tb: str, later: set
 
 @operator("BatchNormalization")
 def _batch_norm(node: OnnxNode, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Any:
-    """Normalize by stored statistics; training mode is not supported."""
+    """Normalize each channel by the stored mean and variance, scale and shift it; training mode is unsupported."""
     if not is_float(x, weight, bias, mean, var) or mean.shape != weight.shape or var.shape != weight.shape:
         raise ShapeError(f"{node} has statistics of shape {mean.shape} and a weight of shape {weight.shape}")
     eps, old = node.get("epsilon", 1e-5), (tensor(mean), tensor(var))

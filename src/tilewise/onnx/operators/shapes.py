@@ -134,7 +134,7 @@ def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
 def _slice(
     node: OnnxNode, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
 ) -> Value:
-    """Slice the named axes; bounds beyond the axis are clipped."""
+    """Slice x along `axes` from `starts` to `ends` in `steps`; bounds beyond an axis are clipped."""
     first, last = numbers(starts), numbers(ends)
     along = list(range(len(first))) if axes is None else numbers(axes)
     step = [1] * len(first) if steps is None else numbers(steps)
@@ -195,7 +195,7 @@ def _gathered(x: Value, where: list[Array]) -> Value:
 
 @operator("Pad")
 def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
-    """Pad with a constant, or with entries of the tensor (reflect, edge, wrap)."""
+    """Pad x by `pads` with a constant value, or with its own entries (reflect, edge, wrap), as the node's mode says."""
     mode = choice(node, "mode", "constant", ("constant", "edge", "reflect", "wrap"))
     along = list(range(len(x.shape))) if axes is None else [axis_of(a, len(x.shape), node) for a in numbers(axes)]
     widths_list = numbers(pads)

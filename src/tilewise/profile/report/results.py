@@ -250,7 +250,7 @@ def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int
 
 
 def _unit(event: ProfileEvent, cost: Cost, machine: MachineFigures, threads: int) -> Unit:
-    """Build the record of one kernel call, with the roofline time of its work."""
+    """Build the record of one kernel call: its event's time, its cost, and the roofline time for this cost."""
     compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(
         name=op_name(event),

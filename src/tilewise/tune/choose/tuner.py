@@ -197,7 +197,7 @@ class Tuner:
         budget: int,
         report: Callable[[SearchStep, Config], None],
     ) -> Decision:
-        """Run the search with measurements, each of which is written to the store."""
+        """Search a problem's configurations with at most `budget` measurements, which are written to the store."""
         with self.device.trial(problem, configs[0]) as trial:
             return decide(
                 problem,

@@ -135,7 +135,7 @@ class Collector:
         return time.monotonic() < self.deadline
 
     def report_progress(self, done: int, total: int, more: str = "") -> None:
-        """Report progress to the progress bar, or as a line every few seconds."""
+        """Show that `done` of `total` kernels are measured: a progress bar, or a line every few seconds."""
         if self.progress is not None:
             self.progress(done, total, summary(self.tallies) + more)
             return

@@ -383,7 +383,7 @@ def _by_process(over_problems: bool) -> Order:
     """Return a strategy by expected improvement; `over_problems` uses the measurements of earlier problems."""
 
     def order(problem: _Problem, past: Sequence[_Problem], budget: int, rng: np.random.Generator) -> Sequence[int]:
-        """Return the configurations to measure, in order, at most `budget`."""
+        """Return at most `budget` configurations of a problem in the order in which the process measures them."""
         earlier = _earlier_readings(problem, past) if over_problems and past else None
         process = GaussianProcess(
             np.zeros(len(problem.runtime)), problem.features, _HYPER, earlier, problem.sizes if earlier else None

@@ -88,7 +88,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
 
 
 def _fill_board(board: Board, rows: dict[str, Any], links: list[Link], path: Path) -> None:
-    """Write the ledger and all derived tables of a backup into an empty board."""
+    """Write the ledger `links` and the other tables' `rows` of a backup into an empty board."""
     replay = LedgerReplay()
     for link in links:
         replay.take(link)
@@ -124,7 +124,7 @@ def _sealing_key(stored_key: bytes | None, key: Path | None, new_key: bool) -> b
 
 
 def _open_empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
-    """Open a board to restore into; raise ConfigurationError if it has entries."""
+    """Open the board at `where`, sealed by `secret`, to restore into; raise if it has entries."""
     board = open_board(where, key=key)
     if board.head()[0]:
         board.close()

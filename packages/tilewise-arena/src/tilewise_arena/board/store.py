@@ -291,7 +291,7 @@ class Board:
     def count(
         self, event: str | None = None, division: str | None = None, status: str | None = None, team: str | None = None
     ) -> int:
-        """Count the entries that `entries` would return without a limit."""
+        """Count the entries with this event, division, status and team (None: any)."""
         query = (
             select(func.count()).select_from(schema.entries).where(*_entry_conditions(event, division, status, team))
         )

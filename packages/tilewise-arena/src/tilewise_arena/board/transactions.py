@@ -234,7 +234,7 @@ class BoardTransaction:
     # --- tokens ---
 
     def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
-        """Store a new token of a team, by its public name and hash."""
+        """Store a new token of a team: its public name `identifier`, hash `digest`, and role."""
         body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
         link = self._append("token", body | _author_field(by))
         row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}

@@ -76,7 +76,7 @@ def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Pl
 
 
 def _batches(event: Event, images: Array, labels: Array, is_timed: bool) -> list[PluginCall]:
-    """Split images into questions of one batch each."""
+    """Split images with their labels into questions, one per batch of the event's size."""
     inputs = images.reshape(-1, event.batch, *event.input_shape)
     return [
         PluginCall(*batch, is_timed=is_timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)

@@ -35,7 +35,7 @@ def routes(service: Service, views: Views) -> APIRouter:
 
 
 def _add_public(router: APIRouter, service: Service, views: Views) -> None:
-    """Add the routes that need no token, and those for teams."""
+    """Add to the router the API's routes that need no token, and those for teams."""
     board = service.board
 
     @router.get("/health", **_describe(models.Health))

@@ -72,7 +72,7 @@ def routes(service: Service, views: Views) -> APIRouter:
 
 
 def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
-    """Add the front page, the boards and the pages of single entries."""
+    """Add to the router the pages of the website's front, the rankings, and single entries."""
     board = service.board
 
     @router.get("/")

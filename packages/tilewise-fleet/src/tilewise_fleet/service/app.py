@@ -106,7 +106,7 @@ class _ChooseMiddleware:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST to the route for choices; pass any other request on."""
+        """Answer an ASGI request for choices directly; pass any other request on to the application."""
         if scope["type"] != "http" or scope["path"] != "/choose" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

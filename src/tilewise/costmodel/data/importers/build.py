@@ -332,7 +332,7 @@ def _report_missing(report: ImportReport, columns: _Columns, description: Kernel
 
 
 def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], report: ImportReport) -> dict[str, Any]:
-    """Return the content of ``schema.json``."""
+    """Return the content of ``schema.json``: column names, the tool `format_name`, and details of the import."""
     return {
         "config_features": list(columns.features),
         "name": f"imported from {format_name}",

@@ -154,7 +154,7 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Float
 
 
 def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, inputs: ModelInputs, act: Activation) -> Floats:
-    """Apply the residual graph convolutions and pool over the nodes."""
+    """Apply the residual graph convolutions to node values x, and pool them over the nodes."""
     outward, inward = normalized_adjacency(inputs)
     depth, step = 0, 3 if kw.get("directed") else 1
     while f"gnn.{depth}.layers.0.kernel" in w:

@@ -80,7 +80,7 @@ def model_class(name: str) -> type[nn.Module]:
 def build_model(
     name: str, node_width: int, config_width: int, kwargs: Mapping[str, Any] | str | None = None
 ) -> nn.Module:
-    """Build an untrained model; `kwargs` is a mapping or JSON text."""
+    """Build an untrained model by name, for inputs of these widths; `kwargs` is a mapping or JSON text."""
     settings = parse_kwargs(kwargs)
     cls = model_class(name)
     try:
@@ -97,7 +97,7 @@ def constructor_defaults(cls: type[nn.Module]) -> dict[str, Any]:
 
 
 def score_inputs(model: nn.Module, inputs: ModelInputs, device: str = "cpu") -> npt.NDArray[np.float32]:
-    """Return one score per configuration; lower is faster."""
+    """Run a model on one kernel's inputs; return a score per configuration, lower is faster."""
     pairs = CHUNK_PAIRS if device == "cpu" else CHUNK_PAIRS * GPU_CHUNK_FACTOR
     early = getattr(model, "early", False)
     # The compiled kernels never hold all (node, configuration) pairs, so they need no small chunks.

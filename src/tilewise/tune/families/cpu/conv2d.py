@@ -94,7 +94,7 @@ class Conv2dFamily:
         return Expected(value, 1e-4 + 2e-5 * float(np.sqrt(inner)) + 3e-7 * inner)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Return a function that runs the native convolution with this tile."""
+        """Return a function that runs the native convolution on the operands with the tile `config`."""
         conv2d, tile, x, w = require_native().conv2d, tile_of(config), operands["x"], operands["w"]
         extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
         if problem.word("epilogue").endswith("relu"):

@@ -108,7 +108,7 @@ class Int8Matmul:
         return Expected(value.astype(np.float64), 0.0)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """Return a function that runs the packed layer with this tile."""
+        """Return a function that runs the packed layer on the operands with the tile `config`."""
         layer = operands.layer if isinstance(operands, _Operands) else _packed(problem, operands)
         epilogue = problem.word("epilogue")
         linear, x, tile, kind = layer.linear, operands["x"], tile_of(config), _KINDS[epilogue]

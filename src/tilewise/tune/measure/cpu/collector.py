@@ -147,7 +147,7 @@ class CpuCollector(Collector):
         )
 
     def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
-        """List the configurations to measure, the default first."""
+        """List the configurations of a kernel to measure, the default first, the others drawn with `seed`."""
         if self.options.finals:
             return contenders(self.store, kernel, self.options.settings.finalists)
         all_configs = family.configs(kernel.problem)
