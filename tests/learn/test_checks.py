@@ -195,10 +195,20 @@ def test_an_answer_may_give_views_change_lists_and_ask_back(tmp_path):
 
 def test_a_missing_import_is_reported_once():
     failed = [
-        learn.Result(name, "task", False, f"it stops with NameError: np (line {i})") for i, name in enumerate("abc")
+        learn.Result(name, "task", False, f"it stops with NameError: np (line {i}) in the call with {i}")
+        for i, name in enumerate("abc")
     ]
     lines = verdict_lines(failed)
     assert sum("NameError" in line for line in lines) == 1 and lines.count("    as a above") == 2
+
+
+def test_an_error_on_some_inputs_only_says_which(tmp_path):
+    everywhere = check_answer("least_seconds", "return undefined", tmp_path)
+    somewhere = check_answer(
+        "least_seconds", "return flops / min(peak_flops, flops / bytes_moved * bandwidth)", tmp_path
+    )
+    assert "undefined" in everywhere and "it must work" not in everywhere
+    assert "it must work where there are no FLOPs" in somewhere
 
 
 def test_the_next_step_is_one_that_works(tmp_path, monkeypatch, capsys):

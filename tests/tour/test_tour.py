@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tilewise
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
-from tilewise.tour import Bars, Stop, Table, guide, take_tour
+from tilewise.tour import Bars, Stop, Table, guide, take_tour, walks
 from tilewise.tour.page import bars, page
 from tilewise.tour.tuning import verdict
 from tilewise.tour.walks import step_sentences
@@ -94,6 +95,16 @@ def test_a_step_that_is_not_faster_is_described_as_it_is():
         "“c” is as fast as “b” on this machine.",
         "“d” is 12% slower than “c” on this machine.",
     ]
+
+
+def test_no_step_is_called_slower_on_a_busy_machine(monkeypatch):
+    measurements = {name: SimpleNamespace(p50=seconds) for name, seconds in (("a", 1.0), ("b", 2.0))}
+    timing = SimpleNamespace(measurements=measurements, reasons=["load: a compiler"])
+    monkeypatch.setattr(walks, "Timer", lambda **_: SimpleNamespace(compare=lambda *_, **__: timing))
+    steps = [walks.ModelVersion(name, lambda: None, 1024, "99 %") for name in "ab"]
+    assert walks._timed_stop("A CNN", steps, "accuracy", 2).lines == ["Unsteady: load: a compiler."]
+    timing.reasons = []
+    assert walks._timed_stop("A CNN", steps, "accuracy", 2).lines == ["“b” is 100% slower than “a” on this machine."]
 
 
 def test_three_numbers_stand_at_the_top_and_charts_of_one_idea_share_a_scale():

@@ -67,7 +67,8 @@ def differential(
         stopped = [trial for trial in trials if isinstance(trial.result, AnswerFailed)]
         wrong = [trial for trial in trials if trial.complaint and trial not in stopped]
         if stopped and (len(stopped) == len(trials) or not wrong):
-            raise AnswerFailed(stopped[0].complaint)
+            everywhere = len(stopped) == len(trials)
+            raise AnswerFailed(str(stopped[0].result) if everywhere else stopped[0].complaint)
         if wrong:
             returned = [trial for trial in trials if trial not in stopped]
             advice = _infer_mistake(returned, reference, hint, tolerance) or ("" if stopped else _where(trials)) + hint

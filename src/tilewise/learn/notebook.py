@@ -26,12 +26,12 @@ def verdict_lines(results: list[Result]) -> list[str]:
     if syntax_errors and len(results) > 1:  # no exercise could run, so the error is reported once
         return [f"✗ {syntax_errors.pop()}", f"0 of {len(results)} solved"]
     lines: list[str] = []
-    first_with: dict[str, str] = {}  # feedback without line numbers: the first exercise that got it
+    first_with: dict[str, str] = {}  # feedback without line and call: the first exercise that got it
     for result in results:
         lines.append(f"{'✓' if result.solved else '✗'} {result.name}: {result.task}")
         if result.solved:
             continue
-        cause = re.sub(r" \(line \d+\)", "", result.feedback)
+        cause = re.sub(r"( \(line \d+\)| in the call with).*", "", result.feedback)
         repeated = cause in first_with and cause.startswith(_CAUSES)
         lines.append(f"    as {first_with[cause]} above" if repeated else f"    {result.feedback}")
         first_with.setdefault(cause, result.name)
