@@ -30,7 +30,7 @@ def require(module: str, purpose: str) -> ModuleType:
 
     >>> require("tilewise_nothing.board", "a board").__name__
     Traceback (most recent call last):
-    tilewise.errors.UnavailableError: a board needs tilewise-nothing: pip install tilewise-nothing
+    tilewise.errors.UnavailableError: a board needs tilewise-nothing: in a clone, pip install packages/tilewise-nothing
     """
     package = module.partition(".")[0]
     try:
@@ -39,7 +39,8 @@ def require(module: str, purpose: str) -> ModuleType:
         if error.name != package:
             raise
         distribution = package.replace("_", "-")
-        raise UnavailableError(f"{purpose} needs {distribution}: pip install {distribution}") from None
+        advice = f"in a clone, pip install packages/{distribution}"  # the name is not published
+        raise UnavailableError(f"{purpose} needs {distribution}: {advice}") from None
 
 
 def provider_of(command: str) -> str | None:

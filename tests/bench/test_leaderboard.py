@@ -61,7 +61,9 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 def test_without_the_add_on_a_database_board_says_what_to_install() -> None:
     from tilewise._addons import require
 
-    with pytest.raises(UnavailableError, match="a board needs tilewise-absent: pip install tilewise-absent"):
+    with pytest.raises(
+        UnavailableError, match="a board needs tilewise-absent: in a clone, pip install packages/tilewise-absent"
+    ):
         require("tilewise_absent.board", "a board")
 
 
@@ -79,4 +81,8 @@ def test_a_command_of_an_absent_add_on_says_what_to_install(words: str, package:
         "from tilewise.cli.app import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and f"pip install tilewise-{package}" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and f"pip install packages/tilewise-{package}" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -499,7 +499,7 @@ def test_without_the_extra_a_url_says_what_to_install(monkeypatch: pytest.Monkey
     import sys
 
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(TilewiseError, match=r"pip install tilewise-fleet"):
+    with pytest.raises(TilewiseError, match=r"pip install (packages/)?tilewise-fleet"):
         Store("postgresql://db/x")
 
 

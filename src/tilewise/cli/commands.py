@@ -101,7 +101,7 @@ class Sections(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         typed = f"{ctx.command_path} {cmd_name}".partition(" ")[2]  # as typed after `tilewise`: compete serve
         if command is None and (addon := provider_of(typed)):
-            raise UnavailableError(f"`tilewise {typed}` comes with {addon}: pip install {addon}")
+            raise UnavailableError(f"`tilewise {typed}` comes with {addon}: in a clone, pip install packages/{addon}")
         return command
 
     def _command_at(self, ctx: Any, names: tuple[str, ...]) -> Any:

@@ -15,7 +15,7 @@ def require_uvicorn() -> Any:
     try:
         import uvicorn
     except ImportError:
-        raise UnavailableError("a server needs uvicorn: pip install tilewise-arena, or tilewise-fleet") from None
+        raise UnavailableError("a server needs uvicorn: pip install uvicorn") from None
     return uvicorn
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
 
 _LEAST_SPARSITY = 0.4  # of layers whose sparse kernel is tried: with fewer zeros it is never faster
-_SIZE_TOLERANCE = 0.03  # of the weights; arbitrary
 _TOLERABLE_LOSS = 2.0  # points of accuracy; the plan's success metric
 
 
@@ -155,10 +154,10 @@ def _remove_filters(task: Any, sparsity: float, of_weights: bool, epochs: int) -
     from tilewise.prune import shrink
 
     # A layer that loses the share f of its inputs and outputs keeps (1 - f)² of its weights. The first layer keeps its
-    # inputs and the last its outputs, so small networks must lose more of the others.
+    # inputs and the last its outputs, so small networks must lose more of the others, up to a tenth of what stays.
     share, size = 1 - (1 - sparsity) ** 0.5 if of_weights else sparsity, float_bytes(task.model)
     smaller: Any = shrink(task.model, share)
-    while of_weights and float_bytes(smaller) > (1 - sparsity + _SIZE_TOLERANCE) * size and share < 0.99:
+    while of_weights and float_bytes(smaller) > 1.1 * (1 - sparsity) * size and share < 0.99:
         share += 0.01
         smaller = shrink(task.model, share)
     if sparsity and float_bytes(smaller) == size:
