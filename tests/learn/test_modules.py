@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.learn.test_lessons import DOCS, code_of
+from tilewise.cli.optimize import pruning_tasks
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 CALLS = """
@@ -46,7 +47,7 @@ def test_every_line_of_the_page_runs_and_every_claim_holds(tmp_path):
 ROWS = json.loads((RESULTS / "modules.json").read_text())
 VALIDATION = [row for row in ROWS if row["data"] == "validation"]
 ACCURACY = [row for row in ROWS if row["data"] != "validation"]
-SPEED = json.loads((RESULTS / "plan_speed.json").read_text())
+SPEED = json.loads((RESULTS / "plan_speed.json").read_text())["claims"]
 
 
 @pytest.mark.parametrize("row", ACCURACY, ids=lambda row: f"{row['data']}-{row['model']}-{row['form']}")
@@ -61,11 +62,12 @@ def test_the_accuracy_of_every_model_is_on_the_page():
     }
 
 
-@pytest.mark.parametrize(("model", "epochs"), [("mlp", 100), ("cnn", 20)])
+@pytest.mark.parametrize(("model", "epochs"), [("mlp", 400), ("cnn", 20), ("resnet8", 40), ("gpt", 5)])
 def test_the_default_epochs_hold_on_validation_data(model, epochs):
     """The default of `tilewise prune` and other lengths around it were judged without the test data."""
     rows = [row for row in VALIDATION if row["model"] == model]
-    assert {"zeros, " + f"{epochs} epochs"} < {row["form"] for row in rows}
+    assert {f"zeros, {epochs} epochs"} < {row["form"] for row in rows}
+    assert pruning_tasks._EPOCHS[model] == epochs
     assert all(row["interval"][1] < 2 for row in rows if row["form"].endswith(f", {epochs} epochs"))
 
 
@@ -74,6 +76,9 @@ def test_the_speed_and_memory_claims_hold_with_their_intervals(row):
     # INT8 only has to be faster here: four times holds against plain NumPy, not between planned networks.
     fastest_wrong = {"10–100×": 10, "4×": 1, "70 %": 1, "O(N²) → O(N)": 5, "cumulative": 5}[row["claim"]]
     assert row["interval"][0] > fastest_wrong
-    assert row.get("memory", 0) < {"4×": 0.3, "70 %": 0.6}.get(row["claim"], 1)
+    # Of several pruned forms of a model, the smallest counts.
+    forms = [other for other in SPEED if (other["claim"], other["model"]) == (row["claim"], row["model"])]
+    smallest = min(form.get("memory", 0) for form in forms)
+    assert smallest < {"4×": 0.3, "70 %": 0.6}.get(row["claim"], 1)
     if row["claim"] == "O(N²) → O(N)":
         assert row["with"] < 5 < row["4 times the tokens, without"]
