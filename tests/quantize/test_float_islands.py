@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewise.onnx
 from tilewise import Tensor, nn
 from tilewise._extension import native
 from tilewise.errors import ShapeError
@@ -90,11 +91,27 @@ def test_an_island_agrees_with_float_for_other_batches_and_step_by_step(name: st
         assert np.array_equal(model.run(x, lambda index, value: None), result)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_onnx_file_of_an_island_gives_the_same_for_any_batch(name: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = quantized(FUNCTIONS[name])
+    tilewise.onnx.save(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    for count in (1, 3, 5):
+        expected = model.run(images(count, 9))
+        (result,) = session.run(None, {"input": images(count, 9)})
+        assert np.abs(result - expected).max() < 0.02 * np.abs(expected).max()
+
+
 def test_the_operators_of_an_island_run_natively() -> None:
     model = quantized(FUNCTIONS["softmax"])
     model.run(images(2))
     calls = [call for island in model.islands.values() for plan in island._plans.values() for call in plan.calls]
     assert calls and not any(isinstance(call, PythonCall) for call in calls)
+
+
+def test_a_recurrent_layer_counts_as_a_layer_in_float() -> None:
+    assert quantized(recurrent).layer_counts() == (3, 4)
 
 
 def test_a_value_that_is_read_twice_ends_an_island() -> None:

@@ -179,7 +179,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if "int8" in facts:
         cost = facts["int8"]
         lines.append(
-            f"  {cost['layers_in_int8']} of {cost['layers']} convolutions and linear layers in INT8; "
+            f"  {cost['layers_in_int8']} of {cost['layers']} convolutions, linear and recurrent layers in INT8; "
             f"off by {cost['error_of_largest']:.2%} of the largest result"
             + (f", at most {cost['stated_error']:.2%} expected on other inputs" if cost["stated_error"] else "")
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,11 +141,15 @@ def _expand(e: Emission) -> str:
         return e.node("Expand", e.inputs[0], e.graph.constant(shape))
     if moving != [0] and len(moving) > 1:
         raise ConfigurationError(_TANGLED)
-    at = moving[0]
-    batch = e.node("Slice", e.node("Shape", e.batch_input), *(e.graph.constant([n]) for n in (0, 1, 0)))
-    sizes = [e.graph.constant(shape[:at]), batch, e.graph.constant(shape[at + 1 :])]
-    not_empty = [p for p, n in zip(sizes, (at, 1, len(shape) - at - 1), strict=True) if n]
-    return e.node("Expand", e.inputs[0], e.node("Concat", *not_empty, axis=0))
+    return repeat(e.graph, e.inputs[0], shape, moving[0], e.batch_input)
+
+
+def repeat(graph: Any, x: str, shape: Sequence[int], axis: int, batch_input: str) -> str:
+    """Write a broadcast to `shape`, where `axis` gets the batch, which is the first size of `batch_input`."""
+    batch = graph.node("Slice", [graph.node("Shape", [batch_input]), *(graph.constant([n]) for n in (0, 1, 0))])
+    sizes = [graph.constant(shape[:axis]), batch, graph.constant(shape[axis + 1 :])]
+    not_empty = [part for part, n in zip(sizes, (axis, 1, len(shape) - axis - 1), strict=True) if n]
+    return str(graph.node("Expand", [x, graph.node("Concat", not_empty, axis=0)]))
 
 
 def _pad(e: Emission) -> str:

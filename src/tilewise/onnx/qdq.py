@@ -18,10 +18,10 @@ from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Array, Op, Value
 from tilewise.graph.op_specs.functions import write_activation
 from tilewise.graph.ops import NATIVE_OPS
-from tilewise.onnx.emit import EMITTERS, Emission
+from tilewise.onnx.emit import EMITTERS, Emission, repeat
 from tilewise.onnx.graph import Port
 from tilewise.onnx.writer import OPSET, OnnxWriter
-from tilewise.quantize.graph import at_batch
+from tilewise.quantize.graph import RepeatedConstant, at_batch
 from tilewise.quantize.lowering import KEEPS_PARAMETERS
 from tilewise.quantize.operators import Affine
 
@@ -115,11 +115,14 @@ class _Quantized:
         names = dict(zip(node.reads(), reads, strict=True))
 
         def name_of(value: Any) -> str:
-            return (
-                names[value] if isinstance(value, Value) else str(self.graph.constant(value, np.asarray(value).dtype))
-            )
+            if isinstance(value, Value):
+                return str(names[value])
+            if isinstance(value, RepeatedConstant):
+                one = self.graph.weight(value.array, f"{step.name}.constant")
+                return repeat(self.graph, one, value.array.shape, value.axis, self.real[0])
+            return str(self.graph.constant(value, np.asarray(value).dtype))
 
-        emission = Emission(self.graph, node, [name_of(v) for v in node.inputs], name_of)
+        emission = Emission(self.graph, node, [name_of(v) for v in step.node.inputs], name_of)
         emission.batch_input = self.real[0]
         emission.other_shape = other.params.get("shape", node.shape)
         write = EMITTERS.get(node.operation.__name__)

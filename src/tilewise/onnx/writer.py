@@ -20,6 +20,9 @@ _IR_VERSION = 9
 _MOST_BYTES = (1 << 31) - (1 << 20)  # of one protobuf message
 
 
+_AXES_AS_INPUT, _REDUCTIONS = 18, ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # an attribute before
+
+
 class OnnxWriter:
     """Collects the nodes and weights of an ONNX graph under construction, and writes its file."""
 
@@ -40,6 +43,8 @@ class OnnxWriter:
         """Add a node; return the name of its result, or a list of names if several were requested."""
         names = [self.name(f"{op}_{len(self.nodes)}") for _ in range(outputs)] if isinstance(outputs, int) else outputs
         settings = {name: value for name, value in attributes.items() if value is not None}
+        if op in _REDUCTIONS and self.opset >= _AXES_AS_INPUT and "axes" in settings:
+            inputs = [*inputs, self.constant(settings.pop("axes"))]
         self.nodes.append(
             self.onnx.helper.make_node(op, list(inputs), list(names), f"{op}_{len(self.nodes)}", **settings)
         )

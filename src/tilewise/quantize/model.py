@@ -319,7 +319,7 @@ class QuantizedModel(Module):
         return sum(_weight_bytes(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
 
     def layer_counts(self) -> tuple[int, int]:
-        """Count the convolutions and linear layers that compute in integers, and all of them."""
+        """Count the convolutions, linear and recurrent layers that compute in integers, and all of them."""
         kinds = [_is_layer(step) for step in self.graph.steps]
         integers = [layer is not None and is_layer for layer, is_layer in zip(self.integer, kinds, strict=True)]
         return sum(integers), sum(kinds)
@@ -341,20 +341,20 @@ class QuantizedModel(Module):
 
 
 def _is_layer(step: Op) -> bool:
-    """Tell whether an operator is a convolution or linear layer, including those that run in Python."""
+    """Tell whether an operator is a convolution, linear or recurrent layer, including those that run in Python."""
     return step.kind in ("conv", "linear") or (step.node is not None and is_weighted(step.node))
 
 
 def is_weighted(node: Node) -> bool:
-    """Tell whether an operation multiplies by constant weights: a convolution, a linear layer or a matrix product."""
+    """Tell whether an operation multiplies by constant weights: a convolution, linear or recurrent layer, a product."""
     name = node.operation.__name__
     if name == "MatMul":
         return any(isinstance(v, np.ndarray) and v.ndim == 2 for v in node.inputs)
-    return name in ("Conv2d", "ConvTranspose2d", "Linear") and not isinstance(node.inputs[1], TracedValue)
+    return name in ("Conv2d", "ConvTranspose2d", "Linear", "Recurrent") and not isinstance(node.inputs[1], TracedValue)
 
 
 def dynamic_layer_counts(model: Module, *examples: Array) -> tuple[int, int]:
-    """Count the integer layers of a dynamically quantized model, and all its convolutions and linear layers."""
+    """Count the integer layers of a dynamically quantized model, and all its layers with weights."""
     nodes = trace_module(model, *examples).nodes
     integers = sum(node.operation is DynamicLinear for node in nodes)
     return integers, integers + sum(is_weighted(node) for node in nodes)
