@@ -238,9 +238,9 @@ class _TraceGuard:
             self._expected = run(module, *self._inputs).data
             if any(getattr(m, "computes_in_int8", False) for m in module.modules()):
                 noisy = run(module, *map(_with_noise, self._inputs)).data
-                change = np.abs(noisy - self._expected).max(initial=0)
+                deviation = np.abs(noisy - self._expected).max(initial=0)
                 largest = max(np.abs(self._expected).max(initial=0), 1e-30)
-                self._rounding = _INT8_ROUNDING + _LARGEST_NOISE_RATIO * float(change / largest)
+                self._rounding = _INT8_ROUNDING + _LARGEST_NOISE_RATIO * float(deviation / largest)
 
     def accepts(self, planned: Callable[[list[Array]], Array], images: tuple[int, ...]) -> bool:
         """Tell whether the plan reproduces the module's result on a second input.
