@@ -28,10 +28,12 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
 
 def section(name: str, command: Any) -> list[str]:
     """Write the lines of one command: heading, text, example, and a table of its options."""
-    text, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
-    lines = [f"## tilewise {name}", "", " ".join(text.split()), ""]
-    if example:
-        lines += ["```sh", *example.strip().split(", then, with the answers written: "), "```", ""]
+    lines = [f"## tilewise {name}", ""]
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        text, _, example = paragraph.partition("Example: ")
+        lines += [" ".join(text.split()), ""] if text.strip() else []
+        if example:
+            lines += ["```sh", *example.strip().split(", then, with the answers written: "), "```", ""]
     rows = [
         row(parameter)
         for parameter in command.params

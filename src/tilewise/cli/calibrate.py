@@ -24,8 +24,8 @@ def calibrate(
         Path | None, output_folder(help="Folder of calibrations and choices (default: your cache folder).")
     ] = None,
     show: Annotated[bool, option("Only show what is stored for this machine.")] = False,
-    reset: Annotated[bool, option("Forget what was calibrated.")] = False,
-    seed: Annotated[int, option("Seed of the numbers that a choice is tried on again.", min=0)] = 1,
+    reset: Annotated[bool, option("Delete this machine's calibration.")] = False,
+    seed: Annotated[int, option("Seed of the inputs on which a choice is validated.", min=0)] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Tune a few dozen kernels on this machine, or your own shapes; tiles that win are used from then on.

@@ -29,7 +29,7 @@ Shapes = Annotated[Path | None, option("A JSON list of your own problems (defaul
 Minutes = Annotated[float, option("Stop after this many minutes; the same command continues later.")]
 Out = Annotated[Path | None, output_file(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
 StoreUrl = Annotated[
-    str | None, option("In place of --out: a postgresql:// URL that several machines measure into, or a file.")
+    str | None, option("Instead of --out: a postgresql:// URL that several machines write to, or a file.")
 ]
 RayAddress = Annotated[
     str | None, option("Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise-fleet.")
@@ -38,9 +38,7 @@ Seed = Annotated[int, option("Seed of the order of kernels and configurations.")
 Configs = Annotated[int | None, option("Measure at most this many configurations of a kernel; 0 for all.")]
 Finals = Annotated[
     bool,
-    option(
-        "Only time the best few configurations of finished kernels again, where that has not been done yet.", "--finals"
-    ),
+    option("Only repeat the timing of the best few configurations of finished kernels, if not done yet.", "--finals"),
 ]
 Plugin = Annotated[list[str] | None, option("A module that adds families of your own; may be repeated.")]
 
@@ -188,7 +186,7 @@ def compare(
 def export(
     store: StorePath,
     out: Annotated[Path, output_folder(help="Folder for train, valid, test and schema.json.")],
-    name: Annotated[str, option("What to call the collection.")] = "own",
+    name: Annotated[str, option("Name of the collection.")] = "own",
     split: Annotated[
         str,
         option("auto (your own kernels by shape, built-in ones by program), shape, program, or train (everything)."),

@@ -32,7 +32,7 @@ TruthOption = Annotated[str | None, option("TILE_OLYMPIAD: a collection to score
 def run(
     event: EventOption = "MLP_SPRINT",
     entry: EntryOption = "reference",
-    team: Annotated[str, option("Whose entry it is.")] = "me",
+    team: Annotated[str, option("Name of the team.")] = "me",
     plugin: Annotated[Path | None, option("Open division: a Python file, run in isolation with limits.")] = None,
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
@@ -177,7 +177,7 @@ def board(
     where: Annotated[str, option("A file, a database URL, or a server's address.", "--board")] = LOCAL_BOARD,
     event: Annotated[str | None, option("One event only.")] = None,
     division: Annotated[str, one_of("closed", "open")] = "closed",
-    limit: Annotated[int, option("Rows shown.", min=1, max=500)] = 20,
+    limit: Annotated[int, option("Rows to show.", min=1, max=500)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show a board, best entries first; a server's needs no token.

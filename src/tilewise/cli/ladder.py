@@ -37,7 +37,7 @@ def ladder(
     size: Annotated[int, option("Side of the square matrices.", min=1, max=8192)] = 512,
     python_size: Annotated[int, option("Side for the Python loops, which are slow.", min=1, max=1024)] = 128,
     seconds: Annotated[float, option("Seconds to spend on each rung.")] = 0.5,
-    out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/ladder.png"),
+    out: Annotated[Path, output_picture(help="File for the picture.")] = Path("out/ladder.png"),
     seed: Annotated[int, option("Seed of the matrices.")] = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ def check(
     start: Annotated[
         bool, typer.Option("--start", help="Write the file with the exercises to fill in, and stop.")
     ] = False,
-    only: Annotated[str | None, typer.Option(help="Check this exercise alone.")] = None,
+    only: Annotated[str | None, typer.Option(help="Check only this exercise.")] = None,
     hint: Annotated[str | None, typer.Option(help="Print a hint for this exercise and stop.")] = None,
     more: Annotated[bool, typer.Option("--more", help="With --hint: a longer hint.")] = False,
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
@@ -35,7 +35,7 @@ def check(
         output_folder(help="Folder for otter-grader assignments with a Gradescope zip: write them, and stop."),
     ] = None,
     nbgrader: Annotated[Path | None, output_folder(help="Folder for an nbgrader course: write it, and stop.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may compute.")] = 5.0,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that an exercise may run.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check the exercises of a lesson (docs/learn); the exit code is 0 if all are solved, else 1.
@@ -137,7 +137,7 @@ def lab(
     statistics: Annotated[
         Path | None, typer.Option(help="For teachers: a folder of lab files; print statistics per question and stop.")
     ] = None,
-    student: Annotated[str, typer.Option(help="Your name; the sizes are drawn for it.")] = "",
+    student: Annotated[str, typer.Option(help="Your name, from which the problem sizes are drawn.")] = "",
     file: Annotated[Path | None, typer.Option(help="The lab's record.", show_default="lab-LESSON.json")] = None,
     as_json: AsJson = False,
 ) -> None:

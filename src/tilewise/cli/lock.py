@@ -63,7 +63,7 @@ def check(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None:
 
 @lock.command()
 def update(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None:
-    """Replace the choices that would change; those that only a run can tell are removed, and the next run adds them.
+    """Replace the choices that would change; those that need a run are removed, and the next run adds them.
 
     Example: tilewise lock update tilewise.lock
     """

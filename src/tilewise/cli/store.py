@@ -22,7 +22,7 @@ MachineName = Annotated[str | None, option("Only this part, as `store info` name
 
 @store.command()
 def info(where: Where, as_json: AsJson = False) -> None:
-    """Say what a store holds, machine by machine.
+    """Show what a store contains, machine by machine.
 
     Example: tilewise store info measurements.sqlite
     """
@@ -75,7 +75,7 @@ def merge(
 @store.command()
 def export(
     where: Where,
-    out: Annotated[Path, output_file(help="The file to write: a store of its own, made or added to.")],
+    out: Annotated[Path, output_file(help="The file to write: a new store, or one to add to.")],
     machine: MachineName = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +106,7 @@ store.add_typer(inductor, name="inductor")
 
 @inductor.command()
 def report(
-    folder: Annotated[Path | None, option("Records elsewhere than in the cache folder.")] = None,
+    folder: Annotated[Path | None, option("Folder of the records (default: in the cache folder).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what was skipped, kept, measured and remembered, product by product.

@@ -35,7 +35,7 @@ def fit(
     fresh: Annotated[bool, option("Start again instead of continuing from the folder's checkpoint.")] = False,
     csv: Annotated[Path | None, output_file(help="File for the losses and scores as CSV, a line per epoch.")] = None,
     tensorboard: Annotated[
-        Path | None, output_folder(help="Folder for the losses and scores as TensorBoard reads them.")
+        Path | None, output_folder(help="Folder for the losses and scores in TensorBoard's format.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

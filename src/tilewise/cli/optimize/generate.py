@@ -36,14 +36,16 @@ def generate(
     ] = None,
     model: Annotated[str, option(_MODEL_HELP)] = "gpt",
     tokens: Annotated[int, option("New tokens.", min=0)] = 200,
-    temperature: Annotated[float, option("0 takes the most likely token each time.")] = 0.8,
+    temperature: Annotated[float, option("Randomness; 0 always takes the most likely token.")] = 0.8,
     top_k: Annotated[int | None, option("Sample from the k most likely tokens.")] = None,
     top_p: Annotated[
         float | None, option("Sample from the smallest set of tokens with this total probability (top-p).")
     ] = None,
     seed: Annotated[int, option("Seed of the sampling.")] = 0,
-    stop: Annotated[list[str] | None, option("End before this text; may be given several times.")] = None,
-    cache: Annotated[bool, option("Keep keys and values of earlier tokens.", "--cache/--no-cache")] = True,
+    stop: Annotated[list[str] | None, option("Stop before this text; may be repeated.")] = None,
+    cache: Annotated[
+        bool, option("Cache keys and values of earlier tokens (KV cache), or compute them again.", "--cache/--no-cache")
+    ] = True,
     chat: Annotated[bool, option("Answer as the file's chat template says; without a question, line by line.")] = False,
     system: Annotated[str, option("Instructions before a chat.")] = "",
     int8: Annotated[bool, option("Decode with int8 weights.")] = False,
@@ -51,7 +53,7 @@ def generate(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text with a GPT or a LLaMA, streaming, and report tokens a second; Ctrl-C ends it.
+    """Continue a text with a GPT or a LLaMA, streaming, and report tokens per second; Ctrl-C stops it.
 
     Example: tilewise generate "import " --tokens 100 --no-cache
     """
@@ -218,7 +220,7 @@ def _report_prompt(text_model: _TextModel, ids: Any, prompt: str) -> None:
 def kv(
     model: Annotated[str, option(_MODEL_HELP)] = "gpt:6x384",
     tokens: Annotated[int, option("Positions to measure.", min=8)] = 200,
-    out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/kv.png"),
+    out: Annotated[Path, output_picture(help="File for the picture.")] = Path("out/kv.png"),
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

@@ -45,7 +45,7 @@ def load_own_network(name: str, calibration: Iterable[str]) -> OwnNetwork:
     from tilewise import onnx
 
     if not name.endswith(".onnx"):
-        raise ConfigurationError(f"--calibration belongs to an ONNX file, and {name} is none")
+        raise ConfigurationError(f"--calibration belongs to an ONNX file, and {name} is not one")
     network = onnx.load(name)
     if len(network.inputs) != 1 or network.inputs[0].dtype.kind != "f" or len(network.outputs) != 1:
         raise ConfigurationError(f"this command takes networks with one float input and one output; {name} differs")
@@ -213,7 +213,7 @@ def inputs_for(
     if model.endswith(".onnx"):
         return lambda network: network_inputs(network, shapes, files, **sizes)
     if shapes or files:
-        raise ConfigurationError(f"--shape and --input are for ONNX files, and {model} is none")
+        raise ConfigurationError(f"--shape and --input are for ONNX files, and {model} is not one")
     return None
 
 

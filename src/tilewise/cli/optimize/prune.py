@@ -31,19 +31,20 @@ def prune(
         int | None, option("Epochs of fine-tuning.", min=0, show_default="20 (mlp 400, resnet8 40, gpt 5)")
     ] = None,
     finetune: Annotated[
-        bool, option("Fine-tune while pruning, or see the damage without it.", "--finetune/--no-finetune")
+        bool, option("Fine-tune while pruning, or show the accuracy without it.", "--finetune/--no-finetune")
     ] = True,
     data: Annotated[str | None, option("A folder with the MNIST files instead of the digits.")] = None,
     weights: Annotated[Path | None, option("A model written by `tilewise fit`.")] = None,
-    scan: Annotated[bool, option("Also prune each layer by itself and say which ones should be left alone.")] = False,
+    scan: Annotated[bool, option("Also prune each layer by itself and list those that should stay dense.")] = False,
     int8: Annotated[bool, option("Also quantize the model, before and after pruning.")] = False,
     batch: Annotated[int, option("Images per timed call.", min=1)] = 64,
     runs: Annotated[int, option("Timed calls of each model.", min=12)] = 50,
     calibration: Annotated[
-        list[str] | None, option("Inputs of your own ONNX file, any network: a .npy or .npz file with many of them.")
+        list[str] | None, option("Inputs of your own ONNX network: a .npy or .npz file with many of them.")
     ] = None,
     out: Annotated[
-        Path, output_file_or_folder(help="Folder for the pruned model and the picture; your own network: a .onnx file.")
+        Path,
+        output_file_or_folder(help="Folder for the pruned model and the picture; for your own network a .onnx file."),
     ] = Path("out/prune"),
     seed: Annotated[int, option("Seed of the fine-tuning and the interval.")] = 0,
     as_json: AsJson = False,
@@ -84,7 +85,7 @@ def prune(
     task = TextPruning(seed) if model == "gpt" else ImagePruning(load_image_task(model, data, weights), batch, seed)
     epochs = 0 if not finetune else task.epochs if epochs is None else epochs
     if epochs > 1000:
-        raise ConfigurationError(f"{epochs} epochs of fine-tuning are more than anyone waits for")
+        raise ConfigurationError(f"{epochs} epochs of fine-tuning would take too long; give fewer")
     versions: dict[str, Any] = {"dense": task.model}
     layers: list[Any] = []
     if not structured:

@@ -23,18 +23,21 @@ def quantize(
     ] = None,
     max_error: Annotated[
         float,
-        option("Give activations 16 bits until results are off by at most this share; 0 leaves all in bytes.", min=0),
+        option(
+            "Use int16 activations until results are off by at most this share; 0 keeps all of them in uint8.", min=0
+        ),
     ] = 0.01,
     batch: Annotated[int, option("Images per timed call.", min=1)] = 64,
     runs: Annotated[int, option("Timed calls of each model.", min=12)] = 50,
     calibration: Annotated[
-        list[str] | None, option("Inputs of your own ONNX file, any network: a .npy or .npz file with many of them.")
+        list[str] | None, option("Inputs of your own ONNX network: a .npy or .npz file with many of them.")
     ] = None,
     out: Annotated[
-        Path, output_file_or_folder(help="Folder for the int8 model and the picture; your own network: a .onnx file.")
+        Path,
+        output_file_or_folder(help="Folder for the int8 model and the picture; for your own network a .onnx file."),
     ] = Path("out/quantize"),
     threads: Threads = None,
-    seed: Annotated[int, option("Seed of the interval's bootstrap.")] = 0,
+    seed: Annotated[int, option("Seed of the bootstrap interval.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Quantize a trained model to int8 and compare accuracy, size, latency and the error of every layer.

@@ -185,7 +185,7 @@ def kaggle(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
+    """Write the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
 
     Rows that no file predicts are reported and get the placeholder of the competition.
 

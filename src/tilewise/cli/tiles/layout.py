@@ -26,10 +26,10 @@ Name = Annotated[str | None, one_of("xla:random", "xla:default", "nlp:random", "
 
 @layout.command()
 def toy(
-    out: Annotated[Path, output_folder(help="Folder to make npz/layout/… in.")],
+    out: Annotated[Path, output_folder(help="Folder in which npz/layout/… is created.")],
     collection: Annotated[str, one_of("xla:random", "xla:default", "nlp:random", "nlp:default")] = "xla:random",
     graphs: Annotated[int, option("Graphs to train on; valid and test get a quarter each.", min=1)] = 32,
-    nodes: Annotated[int, option("Nodes of a graph, about.", min=8, max=100_000)] = 64,
+    nodes: Annotated[int, option("Approximate number of nodes of a graph.", min=8, max=100_000)] = 64,
     configs: Annotated[int, option("Configurations of a graph.", min=2, max=1_000_000)] = 200,
     seed: Annotated[int, option("Seed of every random choice.")] = 0,
     as_json: AsJson = False,
@@ -79,7 +79,7 @@ def train(
     """Train on a layout collection in bounded memory; Kendall's tau on valid chooses the weights that are kept.
 
     A step takes some configurations of a few graphs and sends gradients through one segment of each. Ctrl-C loses the
-    epoch in progress; the same command goes on.
+    epoch in progress; the same command continues.
 
     Example: tilewise tiles layout train toy/npz/layout/xla/random --out runs/layout --epochs 2
     """

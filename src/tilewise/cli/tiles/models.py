@@ -456,9 +456,9 @@ def export(
 def board(
     collections: Annotated[list[str], argument("Folders, or embedded collections: h200, cpu.")],
     models: Annotated[str, option("Separated by commas: names to train, model files, or shipped.")] = "shipped",
-    out: Annotated[Path, output_file(help="The file of results; pairs that are in it are not done again.")] = Path(
-        "board.json"
-    ),
+    out: Annotated[
+        Path, output_file(help="The file of results; a model and collection in it are not evaluated again.")
+    ] = Path("board.json"),
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
     epochs: Annotated[int | None, option("Passes over the train split.")] = None,
     max_seconds: Annotated[float | None, option("Stop training a model after this many seconds.", min=0.1)] = None,

@@ -20,13 +20,13 @@ def replay(
     split: Annotated[str, option("Which kernels: test, valid or train.")] = "test",
     model: Annotated[Path | None, option("A model file (default: the one shipped for the collection).")] = None,
     plot: Annotated[Path | None, output_picture(help="Write the curves to this picture.")] = None,
-    most: Annotated[int, option("Follow up to this many measurements.", min=1)] = 20,
+    most: Annotated[int, option("Simulate at most this many measurements.", min=1)] = 20,
     trees: Annotated[bool, option("Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
         bool, option("First fit the tuner's Gaussian process on the validation kernels and save it.")
     ] = False,
     without_model: Annotated[
-        bool, option("Replay without the model: what earlier problems tell about the next.")
+        bool, option("Replay without the model, from measurements of earlier problems only.")
     ] = False,
     seed: Annotated[int, option("Seed of the random orders and of the trees.")] = 0,
     as_json: AsJson = False,

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from tilewise_arena.board import Board
 
 BoardOption = Annotated[str, typer.Option("--board", help="A file, or a postgresql:// URL.")]
-KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key file; beside a board file by default.")]
-ImagesOption = Annotated[
-    str | None, typer.Option(help="An npz of digits x and classes y that only you have, to measure accuracy on.")
+KeyOption = Annotated[
+    Path | None, typer.Option("--key", help="The board's key file (default: next to the board file).")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Write over a file that exists.")]
+ImagesOption = Annotated[
+    str | None, typer.Option(help="An .npz file with hidden digits x and classes y, to measure accuracy on.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 DEFAULT_BOARD = "board.sqlite"
 BY = "command line"  # the author of a change, in the ledger
 

@@ -19,15 +19,15 @@ from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, ImagesOption,
 def serve(
     where: BoardOption = DEFAULT_BOARD,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     workers: Annotated[int, typer.Option(min=0, max=16, help="Processes that re-run entries.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
-    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the hidden collection to score against.")] = None,
     images: ImagesOption = None,
-    most_queued: Annotated[int, typer.Option(min=1, help="Most entries of one team in the queue.")] = 100,
-    most_stored: Annotated[int, typer.Option(min=1, help="Most MiB of files kept for one team.")] = 256,
+    most_queued: Annotated[int, typer.Option(min=1, help="Maximum number of entries of one team in the queue.")] = 100,
+    most_stored: Annotated[int, typer.Option(min=1, help="Maximum MiB of files stored for one team.")] = 256,
     rate: Annotated[
-        float, typer.Option(min=0, help="Most requests a second from one client, on average; 0: no limit.")
+        float, typer.Option(min=0, help="Maximum requests per second from one client, on average; 0: no limit.")
     ] = 40.0,
     access_log: Annotated[Path | None, typer.Option(help="File for the access log (default: the screen).")] = None,
     behind_proxy: Annotated[
@@ -102,11 +102,11 @@ def _log_accesses(path: Path | None) -> None:
 def work(
     where: BoardOption = DEFAULT_BOARD,
     threads: ThreadsOption = 1,
-    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the hidden collection to score against.")] = None,
     images: ImagesOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Re-run every entry that waits, on this machine, then end.
+    """Re-run every waiting entry on this machine, then exit.
 
     Example: tilewise compete work --board postgresql://teacher@db/board
     """

@@ -30,7 +30,7 @@ def token_create(
     key: KeyOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token; it is shown once and stored only as a hash.
+    """Create a token; it is shown once and stored only as a hash.
 
     Example: tilewise compete token create owls --board board.sqlite
     """
@@ -138,7 +138,7 @@ def roster(
     key: KeyOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token for every team of a class that has none yet, and write who gets which.
+    """Create a token for every team of a class that has none yet, and write which team gets which token.
 
     Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
     """
@@ -147,7 +147,7 @@ def roster(
 
     students = read_roster(path)
     if out.exists():
-        raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
+        raise ConfigurationError(f"{out} exists and may hold tokens that are shown nowhere else; name another file")
     write_atomic(out, "", private=True)  # a place that cannot be written to is found before a token is made
     with open_board(where, key, create=True) as board:
         tokens = make_tokens(board, students, BY)
@@ -162,7 +162,7 @@ def grades(
     roster: Annotated[Path | None, typer.Option(help="The class as CSV: one line for each student.")] = None,
     force: ForceOption = False,
 ) -> None:
-    """The best verified entry of every team in every event, as CSV; with a roster, a line for every student.
+    """Write the best verified entry of every team in every event as CSV; with a roster, one line per student.
 
     Example: tilewise compete grades --roster class.csv --out grades.csv
     """
@@ -209,7 +209,7 @@ def restore(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new board from a backup, which is verified before anything is written.
+    """Create a board from a backup, which is verified before anything is written.
 
     Example: tilewise compete restore monday.jsonl --board new.sqlite
     """

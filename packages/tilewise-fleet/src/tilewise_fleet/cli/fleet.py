@@ -26,11 +26,11 @@ def about() -> None:
 @fleet.command()
 def up(
     store: Annotated[str, typer.Option(help="The store: a file, or a postgresql:// URL.")] = "fleet.sqlite",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the service listens.")] = 8100,
-    ray_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Ray listens.")] = 6379,
-    cpus: Annotated[int, typer.Option(min=1, max=1024, help="Trials of `tiles train --ray` at once.")] = 1,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the service.")] = 8100,
+    ray_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Ray.")] = 6379,
+    cpus: Annotated[int, typer.Option(min=1, max=1024, help="Trials of `tiles train --ray` that run at once.")] = 1,
 ) -> None:
-    """Start a fleet on this machine: a Ray with one slot, a store and a service, until Ctrl-C.
+    """Start a fleet on this machine: a Ray cluster with one slot, a store and a service, until Ctrl-C.
 
     Example: tilewise fleet up --store fleet.sqlite
     """
