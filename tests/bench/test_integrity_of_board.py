@@ -67,7 +67,7 @@ def test_a_rerun_does_not_lift_a_disqualification_but_the_teacher_can(board: Boa
     number = filled(board, 1)[0]
     with board.write() as transaction:
         transaction.disqualify(number, "two members in two teams", "teacher1")
-    with pytest.raises(ConfigurationError, match="lift that first"), board.write() as transaction:
+    with pytest.raises(ConfigurationError, match="lift the disqualification first"), board.write() as transaction:
         transaction.requeue(number)
     with board.write() as transaction:
         transaction.reinstate(number, "teacher1")

@@ -117,7 +117,7 @@ def test_the_command_line_makes_tokens_and_grades(
 def test_a_scrap_of_a_file_is_not_taken_for_a_board_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(UnavailableError, match="is no board"):
+    with pytest.raises(UnavailableError, match="is not a board"):
         open_board(path, create=False)
     assert path.read_bytes() == content
 

@@ -146,7 +146,7 @@ def test_a_team_has_so_much_room_for_its_files_and_no_more(tmp_path: Path) -> No
         assert enter(1, large).status_code == 201
         response = enter(2, large[:-1])
         assert (response.status_code, response.json()["code"]) == (413, "room")
-        assert response.json()["detail"] == "the files of owls would take more than the 3 MiB that a team has here"
+        assert response.json()["detail"] == "the files of owls would exceed the 3 MiB that a team may store here"
         assert enter(3, b"small").status_code == 201
         assert enter(4, large, "rooks").status_code == 201  # stored once, so nobody's twice
         with board.write() as transaction:

@@ -93,7 +93,7 @@ CREATABLE = {"key", "file"}  # files that are made where there are none
 
 
 def _is_picture(parameter: Any) -> bool:
-    return bool(parameter.name == "plot" or str(parameter.help).startswith("Where the picture"))
+    return bool(parameter.name == "plot" or str(parameter.help).startswith("File for the picture"))
 
 
 def bad_values(parameter: Any) -> list[str]:

@@ -164,7 +164,7 @@ EXPLAINED = {
     "matmul_naive(a[None], b[None])": "cannot be multiplied",
     "matmul_blocked(a, b, block_size=8.0)": "a positive size",
     "matmul_numpy('a', 'b')": "not two matrices",
-    "INT8Quantizer().quantize_weights(np.float32(3))": "nothing in them",
+    "INT8Quantizer().quantize_weights(np.float32(3))": "they have no elements",
     "INT8Quantizer().quantize_weights(weights.astype(np.int32))": "floating-point numbers, not int32",
     "INT8Quantizer().quantize_weights(None)": "an array of floating-point numbers",
     "INT8Quantizer().quantize_weights(weights, digits)": "not ImageData",

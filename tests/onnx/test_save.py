@@ -81,7 +81,7 @@ def test_odd_operations_are_written(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_say_what_it_takes_asks_for_an_example(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="give save an example input"):
+    with pytest.raises(ConfigurationError, match="pass save an example"):
         tilewise.onnx.save(Odds(), tmp_path / "m.onnx")
 
 

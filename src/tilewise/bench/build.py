@@ -62,7 +62,7 @@ def build_stages(recipe: Recipe) -> list[Stage]:
         except Rejected:
             raise
         except TilewiseError as error:
-            raise Rejected("cannot build", f"the step {step.name} cannot be carried out: {error}") from error
+            raise Rejected("cannot build", f"the step {step.name} failed: {error}") from error
         stages.append(Stage(str(step), runner))
         if brings_weights and step.name in ("weights", "prune"):
             check_likeness({name: tensor.data for name, tensor in runner.model.named_tensors()}, shipped)
@@ -94,7 +94,9 @@ def check_weights(arrays: dict[str, Array], shipped: Module, dtype: str) -> dict
     scales = {name: arrays[name] for name in arrays if name.endswith(".scale") and name not in own}
     arrays = {name: array for name, array in arrays.items() if name not in scales}
     if arrays.keys() != own.keys() or any(arrays[n].shape != own[n].shape for n in own):
-        raise Rejected("another model", "these weights are of another model: names or shapes differ from the event's")
+        raise Rejected(
+            "another model", "these weights belong to another model: their names or shapes differ from the event's"
+        )
     return {name: _checked_weight(name, array, own[name], dtype, scales) for name, array in arrays.items()}
 
 
@@ -110,7 +112,7 @@ def _checked_weight(name: str, array: Array, shipped: Array, dtype: str, scales:
     if array.dtype == np.int8:
         scale = scales.get(f"{name}.scale", np.empty(0))
         if scale.shape != (len(array),):
-            raise Rejected("another model", f"{name} is int8 but has no {name}.scale with one number a row")
+            raise Rejected("another model", f"{name} is int8 but has no {name}.scale with one number per row")
         values *= scale.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
     if not np.isfinite(values).all():
         raise Rejected("another model", f"{name} holds NaN or infinity")
@@ -141,7 +143,7 @@ def _shrink(runner: Runner, step: Step, _: Recipe) -> Runner:
     model = shrink(runner.model, step.options["sparsity"])
     if step.options["sparsity"] and _size(model) == _size(runner.model):
         raise Rejected(
-            "cannot build", f"shrink takes filters out of convolutions, and the {runner.event.model_name} has none"
+            "cannot build", f"shrink removes filters of convolutions, and the {runner.event.model_name} has none"
         )
     retrain(model, runner.event, step.options["epochs"], step.options["seed"])
     return replace(runner, model=model.eval())

@@ -55,7 +55,7 @@ class ClockWatch:
             if not isinstance(getattr(time, name), BuiltinFunctionType):
                 raise Rejected("changed clock", f"time.{name} is not the system's clock in this process")
         if not isinstance(_timer_clock(), BuiltinFunctionType):
-            raise Rejected("changed clock", "the timer's clock is not the system's in this process")
+            raise Rejected("changed clock", "the timer does not use the system's clock in this process")
         if _RAW is None:
             return
         passed, raw = _timer_clock()() - self.started, _raw_ns(_RAW) - self.started_raw

@@ -52,12 +52,12 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 def _check_skeleton(raw: bytes, most_depth: int) -> None:
     """Reject JSON with too much text outside of strings, too deep nesting, or absurdly long numbers."""
     if raw.count(b"\\") > _MOST_ESCAPES:
-        raise Rejected("too large", f"this JSON has more than {_MOST_ESCAPES:,} escapes in its texts")
+        raise Rejected("too large", f"this JSON has more than {_MOST_ESCAPES:,} escapes in its strings")
     if raw.count(b'"') > _MOST_QUOTES:
         raise Rejected("too large", f"this JSON has more than {_MOST_QUOTES:,} quotes")
     skeleton = b"s".join(_outside(raw.split(b'"')))
     if len(skeleton) > MOST_BYTES:
-        raise Rejected("too large", f"this JSON has more than {MOST_BYTES:,} bytes outside of its texts")
+        raise Rejected("too large", f"this JSON has more than {MOST_BYTES:,} bytes outside its strings")
     if _LONG_NUMBER.search(skeleton):
         raise Rejected("schema", "this JSON holds a number of more than 64 characters")
     depth = 0
@@ -85,9 +85,9 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dict from the pairs of a JSON object; reject the text if a key occurs twice."""
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise Rejected("schema", "a key stands twice in one object of this JSON")
+        raise Rejected("schema", "an object of this JSON has the same key twice")
     return table
 
 
 def _no_constant(name: str) -> Any:
-    raise Rejected("schema", f"{name} is not a number that JSON knows")
+    raise Rejected("schema", f"{name} is not a JSON number")

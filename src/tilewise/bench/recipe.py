@@ -142,14 +142,14 @@ def file_inside(folder: Path | None, name: str) -> Path:
     """Return the path of file `name` in `folder`; reject one that a link leads out of the folder."""
     check_name(name)
     if folder is None:
-        raise Rejected("file missing", f"the recipe names the file {name!r} but came without a folder")
+        raise Rejected("file missing", f"the recipe names the file {name!r} but was sent without a folder")
     root = folder.resolve()
     try:
         path = (root / name).resolve()
     except (OSError, RuntimeError):  # links that lead in a circle
-        raise Rejected("file missing", f"the recipe names the file {name!r}, whose links lead in a circle") from None
+        raise Rejected("file missing", f"the recipe names the file {name!r}, whose links form a cycle") from None
     if not path.is_relative_to(root):
-        raise Rejected("file outside", f"{name!r} leads out of the recipe's folder")
+        raise Rejected("file outside", f"{name!r} points outside the recipe's folder")
     if not path.is_file():
         raise Rejected("file missing", f"the recipe names the file {name!r}, which is not in its folder")
     if path.stat().st_size > MOST_FILE_BYTES:
@@ -166,9 +166,9 @@ _MOST_MARKS = 3  # accents on one letter
 def _checked_text(value: Any, what: str, most: int = 80) -> str:
     """Return the value if it is printable text of at most `most` characters; otherwise reject `what`, its field."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise Rejected("schema", f"{what} must be a text of at most {most} printable characters")
+        raise Rejected("schema", f"{what} must be a string of at most {most} printable characters")
     if any(all(map(unicodedata.combining, value[at : at + _MOST_MARKS + 1])) for at in range(len(value) - _MOST_MARKS)):
-        raise Rejected("schema", f"{what} puts more than {_MOST_MARKS} marks on one letter, over its neighbours' lines")
+        raise Rejected("schema", f"{what} has more than {_MOST_MARKS} combining marks on one letter")
     return value
 
 
@@ -299,13 +299,13 @@ def _check_order(recipe: Recipe) -> None:
     """Reject steps that repeat, come in the wrong order, or do not apply to the event."""
     names = [step.name for step in recipe.steps]
     if len(set(names)) != len(names):
-        raise Rejected("schema", "a recipe takes each step once")
+        raise Rejected("schema", "a recipe may have each step only once")
     ranks = [_ORDER[name] for name in names if name in _ORDER]
     if ranks != sorted(ranks):
         raise Rejected("schema", "weights come first and quantize comes after shrink and prune")
     unfit = set(names) & (_FOR_TEXT if recipe.event.kind == "images" else _FOR_IMAGES)
     if unfit:
-        raise Rejected("schema", f"{sorted(unfit)[0]} does nothing for {recipe.event.name}")
+        raise Rejected("schema", f"{sorted(unfit)[0]} has no effect for {recipe.event.name}")
     own = "weights" in names
     if own and "shrink" in names:
         raise Rejected("schema", "shrink starts from the shipped weights: a recipe takes weights or shrink, not both")

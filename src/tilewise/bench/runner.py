@@ -176,7 +176,7 @@ def check_int8(array: Array, where: str) -> Array:
     """Return the array; reject it, naming `where` it is, unless its dtype is int8."""
     if array.dtype != np.int8:
         raise Rejected(
-            "false dtype", f"{where} calls itself int8 but stores {array.dtype}, {array.dtype.itemsize} bytes a weight"
+            "false dtype", f"{where} is declared int8 but stores {array.dtype}, {array.dtype.itemsize} bytes per weight"
         )
     return array
 

@@ -237,7 +237,7 @@ def check_consistent(facts: dict[str, Any]) -> None:
         raise Rejected(
             "invented numbers",
             f"a speed-up of {score.speedup:.4g} does not follow from latencies of ratio {loose:.4g}; "
-            "if it was measured, the machine was too restless: measure it again",
+            "if it was measured, the machine was too busy; measure it again",
         )
 
 

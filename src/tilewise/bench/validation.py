@@ -143,14 +143,14 @@ def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float
         raise Rejected(
             "drawn inputs",
             f"on inputs drawn for this validation the entry gives the shipped model's class {100 * agreement:.1f} % of "
-            f"the time, and {100 * event.agreement:g} % is asked for: its answers do not come from this model",
+            f"the time, and {100 * event.agreement:g} % is required: its answers do not come from this model",
         )
     likeness = float(np.corrcoef(_subtract_row_mean(answer[clear]), _subtract_row_mean(expected[clear]))[0, 1])
     if not likeness >= _LEAST_CORRELATION:
         raise Rejected(
             "drawn inputs",
             f"the entry's logits on drawn inputs correlate with the shipped model's by only {likeness:.2f}; "
-            f"{_LEAST_CORRELATION} is asked for",
+            f"{_LEAST_CORRELATION} is required",
         )
     return agreement, int(clear.sum())
 
@@ -202,7 +202,9 @@ def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
             )
         left_out += 1
     if left_out > _MOST_UNDECIDED * len(prompts):
-        raise Rejected("wrong answer", f"{left_out} of {len(prompts)} texts leave the shipped model's at near ties")
+        raise Rejected(
+            "wrong answer", f"{left_out} of {len(prompts)} texts differ from the shipped model's at near ties"
+        )
     return left_out
 
 
@@ -238,14 +240,14 @@ def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -
             if cosine < LEAST_COSINE:
                 raise Rejected(
                     "another model",
-                    f"these weights are of another model: what is left of {name} has a cosine of {cosine:.2f} to the "
+                    f"these weights belong to another model: the rest of {name} has a cosine of {cosine:.2f} to the "
                     f"shipped weights at the same places, and retraining leaves at least {LEAST_COSINE}",
                 )
             if energy < LEAST_ENERGY:
                 raise Rejected(
                     "another model",
-                    f"these weights are of another model: what is left of {name} lies where the shipped model has "
-                    f"little ({energy:.2f} of what as many of its largest weights hold; {LEAST_ENERGY} is asked for)",
+                    f"these weights belong to another model: the rest of {name} is where the shipped weights are small "
+                    f"({energy:.2f} of the energy of its largest weights; {LEAST_ENERGY} is required)",
                 )
 
 

@@ -122,7 +122,7 @@ def _find_idx_file(folder: Path, stem: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise UnavailableError(f"{folder} has no {names[0]} (nor {names[1]}); MNIST comes as four such files")
+    raise UnavailableError(f"{folder} has no {names[0]} (nor {names[1]}); MNIST consists of four such files")
 
 
 def _images(path: Path) -> Images:

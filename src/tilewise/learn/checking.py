@@ -239,7 +239,7 @@ class Answer:
             _copy_back(codec, message["written"])
             return codec.decode(message["gives"])
         except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError):
-            raise ConnectionLost("it wrote something else than an answer") from None
+            raise ConnectionLost("it wrote something other than an answer") from None
 
     def _answer_request(self, codec: Codec, question: Any) -> Wrong | None:
         """Serve a request for a local object; return the `Wrong` that this raised, if any."""

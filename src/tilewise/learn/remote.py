@@ -72,7 +72,7 @@ class MessageChannel:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise ConnectionLost("it wrote something else than an answer")
+            raise ConnectionLost("it wrote something other than an answer")
         return message
 
     def _wait(self, reading: list[int], writing: list[int]) -> None:

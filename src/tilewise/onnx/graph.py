@@ -44,7 +44,7 @@ def _as_type_of_default(value: Any, default: Any, name: str, node: OnnxNode) -> 
     expected_type = type(default)
     fits = isinstance(value, int | float) if expected_type is float else isinstance(value, expected_type)
     if not fits or (expected_type is tuple and not all(isinstance(v, int | float | str) for v in value)):
-        raise FileFormatError(f"{node} has a setting {name} that is no {expected_type.__name__}")
+        raise FileFormatError(f"{node} has a setting {name} that is not a {expected_type.__name__}")
     return float(value) if expected_type is float else value
 
 
@@ -75,11 +75,11 @@ def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> l
     for node in nodes:
         for name in filter(None, node.outputs):
             if name in produced:
-                raise FileFormatError(f"{where}: the value {name!r} is made twice")
+                raise FileFormatError(f"{where}: the value {name!r} is produced twice")
             produced.add(name)
     missing = {name for node in nodes for name in node.inputs if name and name not in produced}
     if missing:
-        raise FileFormatError(f"{where}: nothing makes the value {min(missing)!r} that a node reads")
+        raise FileFormatError(f"{where}: no node produces the value {min(missing)!r} that another one reads")
     return _sorted(nodes, available, where)
 
 
@@ -102,5 +102,5 @@ def _sorted(nodes: Sequence[OnnxNode], available: set[str], where: object) -> li
                     ready.append(reader)
     if len(order) != len(nodes):
         stuck = next(node for node, count in zip(nodes, waiting, strict=True) if count)
-        raise FileFormatError(f"{where}: the nodes go round in a circle at {stuck}")
+        raise FileFormatError(f"{where}: the nodes form a cycle at {stuck}")
     return order

@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> Network:
     except TilewiseError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError):
-        raise FileFormatError(f"{path} has a node that does not hold together") from None
+        raise FileFormatError(f"{path} has an invalid node") from None
 
 
 class Weights(Module):
@@ -121,7 +121,9 @@ class Network(Module):
             _store_results(values, step, result)
             alive += sum(array(values[name]).nbytes for name in step.outputs if name)
             if alive > most:
-                raise UnavailableError(f"up to {step.nodes[0]} the results take {alive >> 20} MiB, too many at a time")
+                raise UnavailableError(
+                    f"up to {step.nodes[0]} the results take {alive >> 20} MiB at a time, which is too much"
+                )
             for name in step.done:
                 alive -= array(values.pop(name)).nbytes
 
@@ -173,7 +175,7 @@ def refuse_unsupported(graph: OnnxGraph, title: str) -> None:
             unsupported.setdefault(node.op, []).append(node.name)
     if unsupported:
         listing = "; ".join(f"{op} ({_first_few(names)})" for op, names in sorted(unsupported.items())[:40])
-        raise UnavailableError(f"{title} uses operations that tilewise does not have: {one_line(listing)}")
+        raise UnavailableError(f"{title} uses operations that tilewise does not support: {one_line(listing)}")
 
 
 def _first_few(names: list[str]) -> str:
@@ -191,7 +193,7 @@ def _store_results(values: dict[str, Value], step: LayerCall, result: Any) -> No
         if name:
             values[name] = value
     if any(name and values.get(name) is None for name in step.outputs):  # a missing input may have been handed on
-        raise FileFormatError(f"{step.nodes[-1]} makes {len(results)} results, not {len(step.outputs)}")
+        raise FileFormatError(f"{step.nodes[-1]} produces {len(results)} results, not {len(step.outputs)}")
 
 
 # --- example inputs ---
@@ -287,7 +289,7 @@ def _size_of(name: str | None, sizes: Mapping[str, int], default: int) -> int:
 def _draw(port: Port, shape: Shape, rng: np.random.Generator) -> Array:
     """Draw an input array of this shape: normally distributed floats, else zeros and ones."""
     if math.prod(shape[1:]) > _MAX_ELEMENTS or math.prod(shape) > _MAX_ELEMENTS << 6:
-        raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
+        raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to generate"))
     if port.dtype.kind == "f":
         return rng.standard_normal(shape).astype(port.dtype)
     return rng.integers(0, 2, shape).astype(port.dtype)

@@ -105,7 +105,7 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
     except MemoryError:
         raise UnavailableError(f"{where} does not fit into the memory of this machine") from None
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
-        raise FileFormatError(f"{where} does not hold together as an ONNX file") from None
+        raise FileFormatError(f"{where} is not a valid ONNX file") from None
     except Exception as error:  # each implementation of protobuf raises other exceptions
         if type(error).__module__.startswith("google.protobuf"):
             raise FileFormatError(f"{where} is not an ONNX file, or it is cut short or damaged") from None
@@ -133,7 +133,7 @@ def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph
     produced = available.union(constants.arrays, *(node.outputs for node in ordered))
     for port in outputs:
         if port.name not in produced:
-            raise FileFormatError(f"{where}: nothing makes the output {port.name!r}")
+            raise FileFormatError(f"{where}: no node produces the output {port.name!r}")
     return OnnxGraph(tuple(ordered), constants.arrays, inputs, outputs, opset)
 
 
@@ -141,7 +141,7 @@ def _opset(model: Any, where: Path) -> int:
     """Return the version of the standard operators; raise if it is not supported."""
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
-        raise FileFormatError(f"{where} does not say which version of the operations it uses")
+        raise FileFormatError(f"{where} does not state its opset version")
     # Newer versions are read as far as the installed package knows them.
     newest = _USUAL_OPSET if OLDEST_OPSET <= versions[0] <= _USUAL_OPSET else onnx_package().defs.onnx_opset_version()
     if not OLDEST_OPSET <= versions[0] <= newest:
@@ -156,7 +156,7 @@ def _port(value: Any, where: Path, typed: bool = True) -> Port:
     """Convert the description of an input or output; only outputs may lack a type (`typed=False`)."""
     kind = value.type.WhichOneof("value")
     if kind not in ("tensor_type", None) or (kind is None and typed):
-        raise FileFormatError(f"{where}: {value.name!r} is no tensor, but {kind or 'nothing'}")
+        raise FileFormatError(f"{where}: {value.name!r} is not a tensor but {kind or 'nothing'}")
     tensor = value.type.tensor_type
     number = tensor.elem_type if kind and (typed or tensor.elem_type) else 1
     shape = None
@@ -203,7 +203,7 @@ def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> li
         if value is None:
             others.append(node)
         elif len(node.outputs) != 1 or node.outputs[0] in constants:
-            raise FileFormatError(f"{node} does not make exactly one value of its own")
+            raise FileFormatError(f"{node} does not produce exactly one new value")
         else:
             constants[node.outputs[0]] = value
     return others
@@ -232,7 +232,7 @@ class _Constants:
     def add(self, name: str, tensor: Any, index: int) -> None:
         """Decode a tensor of the file and store it under its name, which must be new."""
         if not name or name in self.arrays:
-            raise FileFormatError(f"{self.where}: the weights {name!r} come twice")
+            raise FileFormatError(f"{self.where}: the weights {name!r} occur twice")
         location = self._locations[index] if index < len(self._locations) else None
         self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", location)
 
@@ -245,7 +245,7 @@ class _Constants:
             raise FileFormatError(f"{what} has a shape that no tensor has")
         count, layout = math.prod(dims), np.dtype(_TYPES[tensor.data_type][0])
         if count == 0 and math.prod(d for d in dims if d) > 1 << 20:
-            raise FileFormatError(f"{what} holds nothing and claims a shape of {dims}")
+            raise FileFormatError(f"{what} is empty but claims the shape {dims}")
         if location is not None and tensor.data_location != 1:
             return self._in_file(location, tensor.data_type, dims, what)
         if tensor.data_location == 1:
@@ -293,7 +293,9 @@ class _Constants:
             # Each byte may be used twice, by tied weights, and not a thousand times.
             budget_left = self._readable_bytes.setdefault(path, 2 * there) - size
             if offset + size > there or budget_left < 0:
-                raise FileFormatError(f"{what} lies outside {path.name}, which is cut short or claimed too often")
+                raise FileFormatError(
+                    f"{what} is outside {path.name}, which is truncated, or whose bytes are used too often"
+                )
             self._readable_bytes[path] = budget_left
             stream.seek(offset)
             return stream.read(size)
@@ -303,7 +305,7 @@ class _Constants:
         relative = PurePosixPath(location)
         has_odd_characters = "\\" in location or "\0" in location
         if not location or has_odd_characters or relative.is_absolute() or ".." in relative.parts:
-            raise FileFormatError(f"{what} points at {location[:80]!r}, which is not beside the model")
+            raise FileFormatError(f"{what} points at {location[:80]!r}, which is not in the model's folder")
         path = self.folder / relative
         try:
             leads_away = not path.resolve().is_relative_to(self.folder.resolve())

@@ -69,7 +69,7 @@ def examples(model: Module, example: Any) -> list[Array]:
     spec = example_shape(model)
     if spec is None:
         raise ConfigurationError(
-            f"{type(model).__name__} does not say what it takes; give save an example input, such as an array of zeros"
+            f"{type(model).__name__} does not state its input; pass save an example, such as an array of zeros"
         )
     shape, kind = spec
     return [np.zeros((2, *shape), kind)]

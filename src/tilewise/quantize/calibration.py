@@ -55,17 +55,15 @@ class Calibration:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
         for name, p, limits, shape in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True):
             if not (_MIN_SCALE <= p.scale <= _MAX_SCALE and 0 <= p.zero_point <= 255 and np.isfinite(limits).all()):
-                raise ConfigurationError(
-                    f"the calibration of {name[:80]!r} has a scale or zero point that means nothing"
-                )
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has an invalid scale or zero point")
             if not all(0 <= size < 1 << 31 for size in shape):
-                raise ConfigurationError(f"the calibration of {name[:80]!r} has a shape that no activation has")
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has an invalid shape")
         for name, mean, shape in zip(self.names, self.means, self.shapes, strict=False):
             if len(mean) not in (0, *shape[:1]) or not np.isfinite(mean).all():
-                raise ConfigurationError(f"the calibration of {name[:80]!r} has means that are not its channels'")
+                raise ConfigurationError(f"the calibration of {name[:80]!r} does not have one mean per channel")
         for name, channel_ranges, shape in zip(self.names, self.channel_ranges, self.shapes, strict=False):
             if len(channel_ranges) not in (0, *shape[:1]) or not np.isfinite(np.array(channel_ranges)).all():
-                raise ConfigurationError(f"the calibration of {name[:80]!r} has ranges that are not its channels'")
+                raise ConfigurationError(f"the calibration of {name[:80]!r} does not have one range per channel")
 
     def mean_of(self, op_index: int) -> Array | None:
         """Return the mean of each channel (C,) of an operator's result, or None if it was not observed."""

@@ -81,11 +81,11 @@ def quantize(
     """
     check_model(model)
     if max_error is not None and not 0 < max_error < np.inf:
-        raise ConfigurationError("max_error is a share of the largest result, such as 0.01, or None")
+        raise ConfigurationError("max_error must be a fraction of the largest result, such as 0.01, or None")
     if bits == 4:
         return _in_four_bits(model, calibration_dataset, symmetric, accuracy_drop is not None or bool(list(keep_float)))
     if bits != 8 or not symmetric:
-        raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
+        raise ConfigurationError("bits must be 8 or 4, and 4 with symmetric=False")
     # Activations of transformers have outliers, so their rows are quantized by their own scale.
     if is_transformer(model):
         return _dynamic(model, calibration_dataset, tuple(keep_float), max_error, accuracy_drop, evaluate)
@@ -166,7 +166,7 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, has_int8_options: b
     from tilewise.quantize.four_bits import quantize_four_bits
 
     if isinstance(data, Calibration):
-        raise ConfigurationError("four bits are rounded by batches of inputs; a Calibration holds only their ranges")
+        raise ConfigurationError("bits=4 needs batches of inputs: a Calibration has only their ranges")
     if has_int8_options:
         raise ConfigurationError("accuracy_drop and keep_float are for bits=8")
     return quantize_four_bits(model, data, symmetric)
@@ -224,7 +224,7 @@ def _within_error(
     if error > bound:
         warnings.warn(
             f"INT8 is off by {error:.2%} of the largest result on held-out images, more than max_error={bound:g}, "
-            "although activations have 16 bits and the most sensitive layers stay in float",
+            "although activations are int16 and the most sensitive layers stay in float",
             stacklevel=3,
         )
     model.measured_error, model.stated_error = error, max(error, bound, stated_error(model, search.check))

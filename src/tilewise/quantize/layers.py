@@ -325,7 +325,7 @@ class QuantizedConv2d(IntegerLayer, metaclass=ExplainsMethods):
         _check_parameters(x, self.input)
         # The residual's scale is part of the packed layer.
         if (residual is None) != (self.residual is None):
-            raise ConfigurationError("this layer was made with a residual, or without one, and must be called so")
+            raise ConfigurationError("this layer must be called with a residual if it was made with one, and only then")
         x = _to_int16(as_image(x).with_padding(padding), self.operand)
         # Compiled code computes int16 inside native plans only.
         needs_numpy = self.operand.is_int16 or self.output.is_int16
@@ -558,4 +558,4 @@ def _float_values(x: Any) -> Array:
 
 def _check_parameters(x: QuantizedArray, expected: AffineParameters) -> None:
     if x.parameters != expected:
-        raise ConfigurationError("these integers have another scale or zero point than the layer was made for")
+        raise ConfigurationError("this input has another scale or zero point than the layer was made for")

@@ -153,7 +153,7 @@ def checked_weights(weights: Any) -> Array:
         kind = type_name(weights) if w.dtype.kind in "OU" else w.dtype
         raise DtypeError(f"weights must be an array of floating-point numbers, not {kind}")
     if w.ndim == 0 or w.size == 0:
-        raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
+        raise ShapeError(f"weights of shape {w.shape} cannot be quantized: they have no elements")
     if not np.isfinite(w).all():
         raise ConfigurationError("the weights hold NaN or infinity, which have no int8 form")
     return w

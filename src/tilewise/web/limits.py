@@ -135,7 +135,7 @@ class Limits:
         """Run the application on a request that is within the limits on size, rate and concurrency."""
         length = _declared_length(scope)
         if length is not None and (length < 0 or length > self._max_body_bytes):
-            raise Rejected("too large", f"a request body may have {self._max_body_bytes:,} bytes at most")
+            raise Rejected("too large", f"a request body may have at most {self._max_body_bytes:,} bytes")
         async with self._client_slot(_client_key(scope, None)):
             holder = scope[HOLDER] = await self._find_holder(scope)
         client = _client_key(scope, holder)
@@ -178,7 +178,7 @@ class Limits:
     async def _large_body(self, holder: TokenHolder | None) -> AsyncIterator[None]:
         """Hold a slot for large bodies inside the block; each token's owner gets one at a time."""
         if holder is None:
-            raise Rejected("token", f"a request body without a valid token may have {SMALL_BODY_BYTES:,} bytes at most")
+            raise Rejected("token", f"a request body without a valid token may have at most {SMALL_BODY_BYTES:,} bytes")
         if holder.id in self._sending:
             raise Rejected("rate", "a token may send one large request at a time")
         self._sending.add(holder.id)

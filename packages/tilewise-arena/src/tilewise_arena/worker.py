@@ -191,7 +191,7 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
     if entry is None or entry["division"] != "open":
         raise ConfigurationError(f"there is no entry {number} of the open division on this board")
     if entry["status"] == "disqualified":
-        raise ConfigurationError(f"entry {number} is disqualified: lift that first")
+        raise ConfigurationError(f"entry {number} is disqualified: lift the disqualification first")
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         path = Path(folder) / "plugin.py"
         path.write_bytes(board.files(number)["plugin.py"])

@@ -20,7 +20,7 @@ def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
     if t.ndim == 4:
         return t
     if t.ndim != 3 or count < 1 or t.shape[2] % count:
-        raise ShapeError(f"{node} cannot cut {t.shape} into {count} heads")
+        raise ShapeError(f"{node} cannot split {t.shape} into {count} heads")
     return t.reshape(t.shape[0], t.shape[1], count, t.shape[2] // count).permute(0, 2, 1, 3)
 
 
@@ -57,7 +57,7 @@ def _attention(
 ) -> Any:
     """Compute attention over (B, H, T, D); cached keys and values, if any, come before the new ones."""
     if not is_float(q, k, v) or len(node.outputs) > 3 or lengths is not None or not set(node.attributes) <= _SUPPORTED:
-        raise DtypeError(f"{node} is of a kind (windows, lengths, scores as a result) that tilewise does not compute")
+        raise DtypeError(f"{node} uses windows, lengths or scores as a result, which tilewise does not support")
     queries = _heads(node, q, node.get("q_num_heads", 0))
     keys, values = (_heads(node, x, node.get("kv_num_heads", 0)) for x in (k, v))
     past = 0
@@ -116,7 +116,7 @@ def _rotary(node: OnnxNode, x: Value, cos: Value, sin: Value, places: Value | No
             raise ShapeError(f"{node} has positions outside its table of {len(cosines)}")
         cosines, sines = cosines[where], sines[where]
     if cosines.ndim != 3 or not 0 < width <= t.shape[3] or width % 2 or cosines.shape[-1] != width // 2:
-        raise ShapeError(f"{node} turns {width} of {t.shape} by tables of shape {cosines.shape}")
+        raise ShapeError(f"{node} rotates {width} of {t.shape} by tables of shape {cosines.shape}")
     by_cos, by_sin = Tensor(cosines[:, None]), Tensor(sines[:, None])  # (B, 1, T, D/2)
     rotary, unrotated = t[..., :width], t[..., width:]
     if node.get("interleaved", 0):

@@ -63,7 +63,7 @@ def most_alive() -> int:
 def check_size(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
     """Return a shape as a tuple; raise if a result of this shape would exceed the limit."""
     if any(n < 0 for n in shape):
-        raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
+        raise ShapeError(f"no tensor can have the shape {tuple(shape)}")
     # An axis of nothing counts as one: on the way to nothing there may be much.
     if math.prod(max(n, 1) for n in shape) * itemsize > _size_limit.get():
         raise UnavailableError(
@@ -90,7 +90,7 @@ def numbers(value: Value) -> list[int]:
     values_read = read_values(value)
     if values_read.dtype.kind not in "iu" or values_read.ndim > 1 or values_read.size > 64:
         raise ShapeError(
-            f"sizes and axes are a short list of integers, not {values_read.dtype} of shape {values_read.shape}"
+            f"sizes and axes must be a short list of integers, not {values_read.dtype} of shape {values_read.shape}"
         )
     return [int(n) for n in values_read.reshape(-1)]
 
@@ -141,7 +141,7 @@ def same_type(node: OnnxNode, *values: Value) -> None:
     """Raise DtypeError unless all values have the same data type."""
     kinds = {array(v).dtype for v in values}
     if len(kinds) > 1:
-        raise DtypeError(f"{node} is given {' and '.join(sorted(map(str, kinds)))}, which must be the same")
+        raise DtypeError(f"{node} receives {' and '.join(sorted(map(str, kinds)))}, which must be the same")
 
 
 def axis_of(axis: int, ndim: int, node: OnnxNode) -> int:

@@ -213,7 +213,7 @@ def _sum(node: OnnxNode, *values: Value) -> Value:
 def _where(node: OnnxNode, condition: Value, a: Value, b: Value) -> Value:
     """Select from two tensors by a condition, which may depend on the network's input."""
     if array(condition).dtype != bool:
-        raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
+        raise DtypeError(f"{node} selects by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
     broadcast(condition, a, b)
     if are_constants(a, b) or not is_float(a, b):
@@ -308,7 +308,7 @@ def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None)
 def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
     """Compute (x - zero) · scale in float32; scale and zero point may be per entry of an axis."""
     if array(x).dtype.type not in _BYTES:
-        raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not take for bytes")
+        raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not accept as 8-bit integers")
     by = _along(node, x, array(scale))
     shift = np.int64(0) if zero is None else _along(node, x, array(zero)).astype(np.int64)
     return computed(lambda a: ((a.astype(np.int64) - shift) * by).astype(by.dtype), x, name=node.op)

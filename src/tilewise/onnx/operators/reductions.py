@@ -133,7 +133,7 @@ def _top_k(node: OnnxNode, x: Value, k: Value) -> Any:
     """Return the k largest or smallest entries along an axis, and their positions."""
     axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
     if not x.shape or not 0 <= count <= x.shape[axis]:
-        raise ShapeError(f"{node} asks for the {count} first of a tensor of shape {x.shape}")
+        raise ShapeError(f"{node} asks for the first {count} of a tensor of shape {x.shape}")
     data = read_values(x)
     keys = -data if node.get("largest", 1) and data.dtype.kind in "f" else data
     if node.get("largest", 1) and data.dtype.kind != "f":
@@ -299,7 +299,7 @@ def _group_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
     """Normalize each group of channels of each image, then scale and shift per channel (per group before opset 21)."""
     groups = node.get("num_groups", 1)
     if len(x.shape) < 3 or not is_float(x, weight, bias) or groups < 1 or x.shape[1] % groups:
-        raise ShapeError(f"{node} cuts a tensor of shape {x.shape} into {groups} groups")
+        raise ShapeError(f"{node} cannot split a tensor of shape {x.shape} into {groups} groups")
     scale, shift = tensor(weight), tensor(bias)
     if node.opset < 21 and scale.shape == (groups,):  # before version 21: one number a group
         each = np.repeat(np.arange(groups), x.shape[1] // groups)

@@ -78,7 +78,7 @@ def _squeeze(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
     selected = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
     selected = [axis_of(a, len(x.shape), node) for a in selected]
     if any(x.shape[a] != 1 for a in selected):
-        raise ShapeError(f"{node} drops axes {selected} of {x.shape}, which are not of size 1")
+        raise ShapeError(f"{node} removes axes {selected} of {x.shape}, which are not of size 1")
     return _reshaped(x, tuple(n for i, n in enumerate(x.shape) if i not in selected))
 
 
@@ -103,7 +103,7 @@ def _concat(node: OnnxNode, *values: Value) -> Value:
         or any(a != b for i, (a, b) in enumerate(zip(v.shape, values[0].shape, strict=True)) if i != axis)
         for v in values
     ):
-        raise ShapeError(f"{node} cannot join shapes {', '.join(str(v.shape) for v in values[:8])}")
+        raise ShapeError(f"{node} cannot concatenate shapes {', '.join(str(v.shape) for v in values[:8])}")
     total = sum(v.shape[axis] for v in values)
     check_size((*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]), array(values[0]).itemsize)
     if are_constants(*values):
@@ -116,7 +116,7 @@ def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
     """Split along an axis into given or equal sizes."""
     axis = axis_of(node.get("axis", 0), len(x.shape), node)
     if not x.shape:
-        raise ShapeError(f"{node} cannot cut a single number")
+        raise ShapeError(f"{node} cannot slice a scalar")
     total, count = x.shape[axis], len(node.outputs)
     if sizes is not None:
         lengths = numbers(sizes)
@@ -124,7 +124,7 @@ def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
         step = max(-(-total // count), 1)
         lengths = [min(step, max(total - i * step, 0)) for i in range(count)]
     if sum(lengths) != total or min(lengths, default=0) < 0 or len(lengths) != count:
-        raise ShapeError(f"{node} cuts an axis of {total} into {count} pieces of {lengths}")
+        raise ShapeError(f"{node} cannot split an axis of {total} into {count} parts of {lengths}")
     if isinstance(x, Tensor):
         return tuple(x.split(lengths, axis))
     return tuple(np.split(x, np.cumsum(lengths)[:-1], axis))
@@ -144,7 +144,7 @@ def _slice(
     for a, b, axis, by in zip(first, last, along, step, strict=True):
         axis = axis_of(axis, len(x.shape), node)
         if axis >= len(x.shape):
-            raise ShapeError(f"{node} cannot cut a single number")
+            raise ShapeError(f"{node} cannot slice a scalar")
         index[axis] = _bounds(a, b, by, x.shape[axis])
     return x[tuple(index)]
 
@@ -169,7 +169,7 @@ def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
     try:
         target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
-        raise ShapeError(f"{node} cannot spread {x.shape} over {numbers(shape)}") from None
+        raise ShapeError(f"{node} cannot broadcast {x.shape} to {numbers(shape)}") from None
     check_size(target, array(x).itemsize)
     return np.broadcast_to(x, target) if isinstance(x, np.ndarray) else x.expand(*target)
 
@@ -253,7 +253,7 @@ def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
     same_type(node, start, limit, step)
     a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
     if by == 0 or not all(map(math.isfinite, (a, b, by))):
-        raise ShapeError(f"{node} counts from {a} to {b} in steps of {by}")
+        raise ShapeError(f"{node} cannot count from {a} to {b} in steps of {by}")
     count = max(math.ceil((b - a) / by), 0)
     check_size((count,), 8)
     return np.asarray((a + np.arange(count) * by).astype(array(start).dtype))
@@ -467,7 +467,7 @@ def _resize(
     mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
     choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     if node.get("antialias", 0) or not is_float(x):
-        raise DtypeError(f"{node} resizes {array(x).dtype}, or smooths before, which tilewise does not compute")
+        raise DtypeError(f"{node} resizes {array(x).dtype}, or antialiases, which tilewise does not support")
     axes = [a + len(x.shape) if a < 0 else a for a in node.get("axes", tuple(range(len(x.shape))))]
     target_sizes = _target_sizes(node, x, axes, scales, sizes)
     shape = list(x.shape)

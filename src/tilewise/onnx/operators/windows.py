@@ -98,7 +98,7 @@ def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) ->
     rank = _spatial(node, x)
     _check_filters(node, x, weight, rank)
     if tuple(node.get("kernel_shape", tuple(weight.shape[2:]))) != tuple(weight.shape[2:]):
-        raise ShapeError(f"{node} says its kernel is {node.get('kernel_shape', ())} and has filters {weight.shape}")
+        raise ShapeError(f"{node} states a kernel of {node.get('kernel_shape', ())} and has filters {weight.shape}")
     shift = None if bias is None else tensor(bias)
     if shift is not None and shift.shape != weight.shape[:1]:
         raise ShapeError(f"{node} has a bias of shape {shift.shape} for filters {weight.shape}")
@@ -156,7 +156,7 @@ def _transposed_pads(
     if not target and auto in ("NOTSET", "VALID"):
         return _pads(node, rank, list(images.shape[2:]), sizes, strides, [1, 1])
     if target and (len(target) != rank or min(target) < 1):
-        raise ShapeError(f"{node} wants a result of {target[:8]}")
+        raise ShapeError(f"{node} asks for a result of {target[:8]}")
     lifted = [n * s for n, s in zip(images.shape[2:], strides, strict=True)] if not target else [1] * (2 - rank)
     target = (*lifted, *target)
     pads = []
@@ -178,7 +178,7 @@ def _crop_result(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Ten
         y = _pad_images(y, [(0, e) for e in extra])
     ends = [n - after for n, (_, after) in zip(y.shape[2:], pads, strict=True)]
     if any(end - before < 1 for end, (before, _) in zip(ends, pads, strict=True)):
-        raise ShapeError(f"{node} cuts off all of its result")
+        raise ShapeError(f"{node} crops its whole result")
     if not any(map(any, pads)):
         return y
     return y[:, :, pads[0][0] : ends[0], pads[1][0] : ends[1]]
@@ -206,7 +206,7 @@ def _pool(node: OnnxNode, x: Value) -> Value:
     rank = _spatial(node, x)
     kernel, strides = _spatial_attribute(node, "kernel_shape", rank, 1), _spatial_attribute(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
-        raise ShapeError(f"{node} has windows with holes, or asks for positions, which tilewise does not compute")
+        raise ShapeError(f"{node} has dilated windows, or asks for indices, which tilewise does not support")
     images = _as_images(x)
     sizes = list(images.shape[2:])
     requested = _pads(node, rank, sizes, kernel, strides, [1] * len(sizes))

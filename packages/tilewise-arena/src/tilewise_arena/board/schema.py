@@ -194,7 +194,7 @@ def check_tables(engine: Engine) -> None:
     """Raise if a table of the database is a view, because reading a view may compute without end."""
     views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
     if views:
-        raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
+        raise UnavailableError(f"this is not a board: its {views[0]} is a view, not a table")
 
 
 def create_tables(engine: Engine) -> None:

@@ -43,7 +43,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
     if path is not None and not create and not path.is_file():
         raise UnavailableError(f"there is no board at {path}")
     if path is not None and path.is_file() and (size := path.stat().st_size) < 100 and (size or not create):
-        raise UnavailableError(f"{path} is no board")  # and stays: SQLite would write over a file of one byte
+        raise UnavailableError(f"{path} is not a board")  # and stays: SQLite would write over a file of one byte
     key_path = key or _key_path(path)
     engine = None
     try:

@@ -182,7 +182,9 @@ class BoardTransaction:
         if row.division != "closed":
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
         if row.status == "disqualified":
-            raise ConfigurationError(f"entry {entry} is disqualified: lift that first, and it runs again")
+            raise ConfigurationError(
+                f"entry {entry} is disqualified: lift the disqualification first, and it runs again"
+            )
         self._append("rerun", {"entry": entry} | _author_field(by))
         self._queue(entry)
 

@@ -62,7 +62,7 @@ def master(lesson: str) -> str:
 def write_assignment(lesson: str, folder: Path) -> Path:
     """Write the master, student notebook and Gradescope zip into `folder`/LESSON; return the zip's path."""
     if find_spec("otter") is None:
-        raise UnavailableError("an assignment for otter-grader is made by otter itself: pip install otter-grader")
+        raise UnavailableError("writing an otter-grader assignment needs otter-grader: pip install otter-grader")
     target = folder / lesson
     write_atomic(target / f"{lesson}.ipynb", master(lesson))
     shutil.rmtree(target / "dist", ignore_errors=True)

@@ -71,7 +71,9 @@ class Host:
         asking, answering = self._pipes()
         if select.select([answering], [], [], 0)[0]:
             action = "wrote" if _bytes_waiting(answering) else "ended"
-            raise Rejected("plugin failed", f"the plugin {action} while no question was open{self.last_error_line()}")
+            raise Rejected(
+                "plugin failed", f"the plugin {action} while no question was being asked{self.last_error_line()}"
+            )
         waited, all_waited = waiting_ns(self.pid), self._all_waiting_ns(self.pid)
         self.idle += self._cpu_time() - self._cpu
         start, deadline = time.perf_counter(), self._deadline(_ANSWER_SECONDS)
@@ -180,7 +182,7 @@ class Host:
             usage = os.statvfs(self._scratch())
             if usage.f_files - usage.f_ffree > _MOST_NAMES:
                 raise Rejected(
-                    "plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may"
+                    "plugin failed", f"the plugin created more than the {_MOST_NAMES:,} files and folders allowed"
                 )
 
     def _scratch(self) -> Path:
@@ -226,7 +228,7 @@ class Submitted:
         beside = [f for f in sorted(path.parent.iterdir()) if f.is_file() and not f.is_symlink() and f != path]
         beside = [f for f in beside if f.suffix != ".py"]
         if sum(f.stat().st_size for f in (path, *beside)) > MOST_FILE_BYTES:
-            raise Rejected("too large", f"a plugin and its files have {MOST_FILE_BYTES:,} bytes at most")
+            raise Rejected("too large", f"a plugin and its files may have at most {MOST_FILE_BYTES:,} bytes")
         content = {f.name: read_input(f, MOST_FILE_BYTES) for f in beside}
         return cls({"plugin.py": read_input(path, MOST_FILE_BYTES)} | content)
 
@@ -251,7 +253,7 @@ class Submitted:
         """Reject the plugin if the files in `folder` differ from those submitted."""
         hashes = {f.name: hashlib.sha256(f.read_bytes()).digest() for f in folder.iterdir()}
         if hashes != {name: hashlib.sha256(content).digest() for name, content in self.files.items()}:
-            raise Rejected("changed files", "the plugin's folder is not what was handed in")
+            raise Rejected("changed files", "the plugin's folder differs from the submitted one")
 
 
 @contextmanager

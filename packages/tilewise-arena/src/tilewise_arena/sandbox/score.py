@@ -200,7 +200,9 @@ def _check_answers(event: Event, questions: list[PluginCall], ours: Answers, ref
     """
     for at, question in enumerate(questions):
         if question.repeats is not None and not _equal(ours.outputs[at], ours.outputs[question.repeats]):
-            raise Rejected("wrong answer", "the same question got two different answers: they depend on something else")
+            raise Rejected(
+                "wrong answer", "the same question got two different answers; answers must depend on the question alone"
+            )
     if event.kind == "images":
         return _check_images(event, questions, ours, reference)
     tokens = [ours.outputs[at] for at in range(len(questions))]

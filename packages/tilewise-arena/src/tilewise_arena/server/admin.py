@@ -185,6 +185,6 @@ async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple
         return f"{name} is {'open' if action == 'open' else 'closed'}.", ""
     number = fields.get("entry", "")
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise Rejected("schema", "an entry is named by its number")
+        raise Rejected("schema", "an entry must be given by its number")
     done = await service.change_entry(action, int(number), by, fields.get("reason", ""))
     return f"Entry {number}: {done}.", ""

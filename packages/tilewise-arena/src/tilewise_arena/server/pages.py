@@ -58,7 +58,7 @@ async def form(request: Request) -> dict[str, str]:
     try:
         return dict(parse_qsl(content, keep_blank_values=True, max_num_fields=20))
     except ValueError:
-        raise Rejected("schema", "a form of this site has fewer than 20 fields") from None
+        raise Rejected("schema", "a form may have at most 20 fields") from None
 
 
 def routes(service: Service, views: Views) -> APIRouter:

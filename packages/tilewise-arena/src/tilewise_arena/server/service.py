@@ -83,7 +83,7 @@ class Service:
         """Return the owner of the request's token, which `Limits` has looked up."""
         holder: Holder | None = request.scope.get(HOLDER)
         if holder is None:
-            raise Rejected("token", "this needs a token that the board knows: Authorization: Bearer tw_…")
+            raise Rejected("token", "this request needs a valid token: Authorization: Bearer tw_…")
         return holder
 
     async def visible_entry(self, number: int, holder: Holder | None) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ class Service:
             "reinstate": ("back, and waiting for a run", lambda transaction: transaction.reinstate(number, by)),
         }
         if action not in actions:
-            raise Rejected("schema", "the page does not know this action")
+            raise Rejected("schema", "this action does not exist")
         done, work = actions[action]
         await self.write(work)
         return done
@@ -134,9 +134,9 @@ class Service:
     async def enter(self, holder: Holder, submission: Submission) -> dict[str, Any]:
         """Check a team's submission and add it to the board; returns the receipt."""
         if submission.team is not None and submission.team != holder.team:
-            raise Rejected("team", "this token belongs to another team than the entry says")
+            raise Rejected("team", "this token belongs to another team than the one in the entry")
         if holder.is_admin:
-            raise Rejected("team", "the teacher's token does not enter; make one for a team")
+            raise Rejected("team", "the teacher's token cannot submit entries; create a token for a team")
         recipe, files, plugin = await self.read(checked_submission, submission)
         if submission.division == "open":
             reason = await self.read(bubblewrap.unavailable_reason)
@@ -156,22 +156,28 @@ class Service:
         """Reject an entry of a team that has too many waiting entries, entries today, or stored bytes."""
         if transaction.stored_by(team) + more_bytes > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"
-            raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")
+            raise Rejected("room", f"the files of {team} would exceed the {most} that a team may store here")
         if transaction.queued_of(team) >= self.most_queued:
-            raise Rejected("queue", f"{self.most_queued} entries of {team} wait for their run already")
+            raise Rejected(
+                "queue", f"{self.most_queued} entries of {team} are waiting already; submit the next one later"
+            )
         yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat(timespec="milliseconds")
         event = recipe.event.name
         if recipe.event.kind == "tiles" and transaction.entered_since(team, event, yesterday) >= self.most_daily:
-            raise Rejected("queue", f"{event} takes {self.most_daily} entries of a team a day; come back tomorrow")
+            raise Rejected(
+                "queue", f"{event} accepts {self.most_daily} entries per team and day; submit again tomorrow"
+            )
 
 
 def checked_submission(submission: Submission) -> tuple[Recipe, dict[str, bytes], bytes | None]:
     """Validate a submission, and return its recipe, files and plugin."""
     if (submission.plugin is not None) != (submission.division == "open"):
-        raise Rejected("schema", "the open division takes a plugin, and the closed one does not")
+        raise Rejected(
+            "schema", "an entry of the open division needs a plugin, and one of the closed division must not have one"
+        )
     recipe = parse_recipe(submission.recipe)
     if set(submission.files) != set(recipe.files):
-        raise Rejected("schema", "the files sent are not those that the recipe names")
+        raise Rejected("schema", "the files sent are not the ones that the recipe names")
     files = {name: _decode_file(name, content) for name, content in submission.files.items()}
     plugin = None if submission.plugin is None else submission.plugin.encode("utf-8", errors="replace")
     return recipe, files, plugin

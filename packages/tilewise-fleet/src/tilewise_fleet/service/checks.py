@@ -40,7 +40,7 @@ def parse_device(content: Any) -> tuple[Machine, Mapping[str, Any]]:
         name: value for name, value in _checked_object(details, "device.details").items() if _is_detail(name, value)
     }
     if len(valid) != len(details):
-        raise Rejected("schema", "device.details holds at most 64 short texts and numbers")
+        raise Rejected("schema", "device.details must have at most 64 short strings and numbers")
     return Machine(str(kind), identity, {"name": identity, **valid}), facts
 
 
@@ -49,7 +49,7 @@ def parse_features(facts: Mapping[str, Any]) -> dict[str, int]:
     features = _checked_object(facts.get("features", {}), "device.features")
     valid = all(_is_integer(value) and _NAME.fullmatch(name) for name, value in features.items())
     if len(features) > MAX_FIELDS or not valid:
-        raise Rejected("schema", "device.features is a table of whole numbers")
+        raise Rejected("schema", "device.features must be a table of whole numbers")
     return {name: int(value) for name, value in features.items()}
 
 
@@ -63,7 +63,9 @@ def parse_problem(content: Any) -> Problem:
     for name, value in values.items():
         word = isinstance(value, str) and _WORD.fullmatch(value)
         if not _NAME.fullmatch(name) or not (word or _is_integer(value)):
-            raise Rejected("schema", f"a problem holds whole numbers and short words; {name[:40]!r} is neither")
+            raise Rejected(
+                "schema", f"the values of a problem must be whole numbers or short words; {name[:40]!r} is neither"
+            )
     return Problem(values)
 
 
