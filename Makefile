@@ -1,5 +1,4 @@
-# `make run` and `make test` need no preparation: each creates .venv and installs what it needs. A second call installs
-# nothing.
+# `make run` and `make test` need no preparation: each creates .venv and installs what it needs. A second call installs nothing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.test  ## install tilewise and run the tests
 	$(PYTEST)
 
-# Run the tests that depend on the machine as on three others: AVX2 with a small L2; one core without vector instructions
+# Runs the tests that depend on the machine while emulating three others: AVX2 with a small L2; one core without vector instructions
 # and without L3; sixteen cores of this instruction set with an L3 of hundreds of megabytes (docs/machines.md).
 MACHINE_TESTS := tests/backend tests/tune tests/quantize tests/prune --ignore-glob='*triton*'
 AVX2 := $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2 || echo portable)
