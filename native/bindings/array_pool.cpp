@@ -89,6 +89,8 @@ bool allocations_are_counted() {
 #endif
 }
 
+// Takes a block from the pool, or allocates one of whole pages, large ones with huge pages. While allocations are
+// counted, nothing is reused.
 void* pool_malloc(void*, std::size_t size) {
   if (!allocations_are_counted()) {
     if (void* block = pool().acquire(size)) {

@@ -75,6 +75,7 @@ void read_mask(PyObject* object, AttentionBatch& p) {
   p.first.mask_column = PyArray_STRIDE(mask, 3) / size;
 }
 
+// Reads the arguments that attention and its gradient share, and checks that the shapes fit.
 AttentionBatch read_problem(const HeadsInput& q, const HeadsInput& k, const HeadsInput& v, PyObject* causal,
                             PyObject* mask, PyObject* scale) {
   bool fits = q.dim(3) == k.dim(3) && k.dim(2) == v.dim(2);

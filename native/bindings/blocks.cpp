@@ -34,6 +34,7 @@ void make_matrix(BlockMatrix* self, int code, nb::handle bytes, int64_t outputs,
   without_gil(true, [&] { new (self) BlockMatrix(code, raw.data, outputs, inputs, arena); });
 }
 
+// Builds a matrix from four-bit codes, one per byte, and the float16 scales of their blocks.
 BlockMatrix* matrix_of_codes(nb::handle codes, nb::handle scales, nb::handle minimums, nb::handle column_scale,
                              WeightArena* arena) {
   const auto c = view_of<uint8_t>(codes, 2, "codes");

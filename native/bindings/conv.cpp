@@ -67,6 +67,7 @@ void check_output_shape(const Input& a, const ConvShape& s, const char* name) {
   refuse("ShapeError", "%s must have the shape of the output, (%lld, %lld, %lld, %lld)", name, s.n, s.o, s.oh, s.ow);
 }
 
+// Reads a Python ConvTile: an object with these attributes.
 ConvConfig read_fields(PyObject* tile) {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("mr"),       PyUnicode_InternFromString("nr"),    PyUnicode_InternFromString("block"),

@@ -53,6 +53,7 @@ struct Product {
   int dims = 0;  // dimensions of the result
   npy_intp shape[kMaxBatchDims + 2];
 
+  // Reads shapes and strides, broadcasting the batch axes as numpy.matmul does.
   Product(PyObject* left, PyObject* right) {
     PyArrayObject *a = usable_array(left, "a"), *b = usable_array(right, "b");
     const int a_dims = PyArray_NDIM(a), b_dims = PyArray_NDIM(b);
@@ -140,6 +141,7 @@ void read_epilogue(PyObject* bias, PyObject* activation, PyObject* residual, Pro
 
 constexpr const char* kPrepared = "tilewise.prepared_tile";
 
+// Reads a Python GemmTile, an object with these attributes, or a tile that was read before and kept as a capsule.
 GemmTile read_tile(PyObject* object) {
   if (PyCapsule_CheckExact(object) && PyCapsule_IsValid(object, kPrepared))
     return *static_cast<const GemmTile*>(PyCapsule_GetPointer(object, kPrepared));

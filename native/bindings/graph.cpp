@@ -222,6 +222,8 @@ int64_t read_input(TensorDesc& desc, nb::handle x) {
   return PyArray_DIM(array, 0);
 }
 
+// Reads the inputs of a run, checks that they hold equally many images, and finds or makes the schedule of their
+// shapes.
 GraphCall read_call(Graph& graph, nb::list arrays) {
   if (arrays.size() != graph.inputs().size()) refuse("ShapeError", "this graph has another number of inputs");
   std::vector<TensorDesc> descs;
@@ -263,6 +265,7 @@ std::vector<Int8Tile> tuned_tiles(const Graph& graph, const GraphCall& call, con
 
 using Times = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 
+// Runs the graph on new outputs. `table`: tuned tiles of INT8 products; `times`: one int64 per value, in ns, added to.
 nb::list run_graph(Graph& graph, nb::list arrays, const TileTable* table, std::optional<Times> times) {
   const GraphCall call = read_call(graph, arrays);
   if (times && times->size() != graph.values()) refuse("ShapeError", "there is one time for every value");

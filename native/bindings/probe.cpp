@@ -24,6 +24,7 @@ Share share_of(int64_t n, int share, int shares) {
   return {begin < n ? begin : n, (end < n ? end : n) - (begin < n ? begin : n)};
 }
 
+// Runs the multiply-adds on every thread; returns the floating-point operations of all. The caller takes the time.
 double multiply_adds(int64_t rounds) {
   check_rounds(rounds);
   nb::gil_scoped_release release;
@@ -36,6 +37,7 @@ double multiply_adds(int64_t rounds) {
   return total;
 }
 
+// Reads an array `rounds` times, each thread its share of it. The sum is returned only so that the reads happen.
 float read(const FloatArray& x, int64_t rounds) {
   check_rounds(rounds);
   nb::gil_scoped_release release;

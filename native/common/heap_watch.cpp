@@ -434,6 +434,7 @@ void* find_past_executable(const char* name) {
   return symbol;
 }
 
+// Finds the functions behind the hooks: the allocator's own malloc, free and so on. Returns false if one is missing.
 bool find_real_functions() {
   for (const Hook& hook : kHooks) {
     Stub stub{hook.name, nullptr};

@@ -319,6 +319,7 @@ void count_copy(int64_t rows, int64_t cols, bool by_rows, Sink& sink) {
   sink.add(Term::copy_strided, as_double(rows * cols));
 }
 
+// Counts the work of the dot_products paths: one dot product per element of C, several at a time.
 template <class Sink>
 void count_dot_products(const Gemm& g, bool streamed, Sink& sink) {
   const int64_t lanes = active_gemm().lanes, outer = std::max(g.m, g.n), inner = std::min(g.m, g.n);
@@ -397,6 +398,7 @@ void count_split(const Gemm& g, Sink& sink) {
   }
 }
 
+// Counts the work of a product with a small k (kernels/gemm_small_k.h).
 template <class Sink>
 void count_short(const Gemm& g, Sink& sink) {
   const int64_t vectors = vectors_of(g.n), most = std::clamp<int64_t>((accumulators() > 16 ? 24 : 12) / g.k, 1, 4);

@@ -92,6 +92,7 @@ class PackedCells {
     return static_cast<std::size_t>((slot / Step * Band + lane) * Step + slot % Step);
   }
 
+  // Collects the nonzeros of a cell, row by row, and counts them.
   void read_cell(const T* dense, int64_t row0, int64_t column0, Row* row) {
     const int64_t columns = std::min<int64_t>(Columns, columns_ - column0);
     for (int r = 0; r < kBlockRows; ++r) {
@@ -139,6 +140,7 @@ class PackedCells {
     }
   }
 
+  // Writes the nonzeros of a cell back to their places; the inverse of pack_cell.
   void unpack_cell(std::size_t cell, T* dense, int64_t row0, int64_t column0) const {
     std::size_t first = static_cast<std::size_t>(start_[cell]) * Band;
     for (int lane0 = 0; lane0 < kBlockRows; lane0 += Band) {

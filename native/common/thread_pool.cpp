@@ -97,6 +97,8 @@ class Pool {
 
   int threads() const { return threads_; }
 
+  // Runs the tasks of a job and returns when all are done. They run on this thread alone inside another task and while
+  // another thread uses the pool.
   void run(const Job& job) {
     bool idle = false;
     if (inside_task || threads_ == 1 || job.tasks <= 1 || !busy_.compare_exchange_strong(idle, true)) {

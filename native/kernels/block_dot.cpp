@@ -225,6 +225,7 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
 
 TW_INLINE Sums first_sums(int32_t /*offset*/) { return _mm256_setzero_si256(); }
 
+// Products of signed bytes, added in pairs. vpmaddubsw takes one unsigned factor: the signs of the codes move to x.
 TW_INLINE __m256i signed_products(Codes codes, __m256i x) {
   return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
 }

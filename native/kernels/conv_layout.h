@@ -52,6 +52,8 @@ TW_INLINE vf halves_low(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 1,
 TW_INLINE vf halves_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
 #endif
 
+// Transposes kLanes x kLanes floats in registers: 4 x 4 quads within the 128-bit parts, then the parts among the
+// vectors.
 TW_INLINE void transpose(vf (&r)[kLanes]) {
   vf u[kLanes];
   for (int i = 0; i < kLanes; i += 4) {

@@ -140,6 +140,7 @@ struct Problem {
   int64_t columns;           // pixels of a packed row, padding included
 };
 
+// Computes the sizes that the loops use from the shape of the convolution.
 template <class F>
 Problem make_problem(const ConvShape& s) {
   Problem p;

@@ -205,6 +205,7 @@ inline void small_n_product(const Gemm& g) {
 // in order. Rows past the last repeat it and are not stored.
 constexpr int kPairTerms = kLanes / 2;  // largest k
 
+// Computes c[i], the dot product of row i of `rows` (`row` floats apart) and x, for i < count, kLanes rows at a time.
 inline void short_dot_products_vectorized(const float* rows, int64_t row, const float* x, int k, int64_t count,
                                           float* c) {
   const vf half = load_first(x, k), both = zip_low(half, half);

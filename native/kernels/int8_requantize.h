@@ -246,6 +246,8 @@ struct Int16PiecewiseVectors {
     }
   }
 
+  // Looks up the piece that |u| is in, evaluates its cubic by Horner's rule in fixed point, and subtracts it from
+  // max(u, 0).
   TW_INLINE __m256i evaluate(__m256i u) const {
     // |-32768| does not fit int16: the minimum is taken as unsigned.
     const __m256i t = _mm256_mullo_epi16(_mm256_mulhrs_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), turn), shift);

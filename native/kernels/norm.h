@@ -21,6 +21,7 @@ struct NormKernels {
   void (*layer_norm_grad)(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                           float* gx, double* gweight, double* gbias, float* scratch, int64_t rows, int64_t columns);
   double (*channel_sum)(const float* x, ChannelShape shape);
+  // The mean and the biased variance of a channel; the variance from the differences to the mean, in a second pass.
   void (*channel_moments)(const float* x, ChannelShape shape, float* mean, float* variance);
   // y = (x - mean) * scale + shift
   void (*channel_affine)(const float* x, ChannelShape shape, float mean, float scale, float shift, float* y);

@@ -87,6 +87,8 @@ struct TwoSums {
   double first, second;
 };
 
+// Computes two sums over n elements: body(i, lanes, a, b) adds the vector at i to both. Sums of 64 blocks are added to
+// doubles, so that the rounding errors of long rows do not grow.
 template <class Body>
 TW_INLINE TwoSums two_sums_over(int64_t n, const Body& body) {
   constexpr int64_t kBlock = 2 * kLanes;
