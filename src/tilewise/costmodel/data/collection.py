@@ -100,10 +100,7 @@ def _measured_kernel(name: str, arrays: dict[str, Array], problem: Any, schema: 
 
 
 def attach_noise(kernel: Kernel, noise: Mapping[str, Array], problem: Any) -> MeasuredKernel:
-    """Combine a kernel with the deviation and number of its repeated timings, from the arrays `noise`.
-
-    Without such arrays, every configuration counts as timed once.
-    """
+    """Add the deviation and number of repeated timings in `noise` to a kernel; without them each was timed once."""
     unknown = np.full(kernel.n_configs, np.nan, np.float32)
     deviation = noise.get("deviation", unknown).astype(np.float32)
     repeats = noise.get("repeats", np.ones(kernel.n_configs)).astype(np.uint16)

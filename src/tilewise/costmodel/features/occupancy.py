@@ -139,10 +139,7 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
 
 
 def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numbers) -> Numbers:
-    """Return how many blocks fit on a multiprocessor at once, limited by shared memory, warps and registers.
-
-    `staged` are a block's bytes of shared memory, `per_thread` its registers per thread.
-    """
+    """Return how many blocks, of `staged` bytes and `per_thread` registers, fit on a multiprocessor at once."""
     by_memory, by_warps = np.floor(gpu.shared_bytes / staged), np.floor(SM_90.max_warps / warps)
     block_registers = (per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps
     by_registers = np.floor(SM_90.registers_per_multiprocessor / block_registers)

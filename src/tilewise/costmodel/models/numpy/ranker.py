@@ -77,10 +77,7 @@ def first_layers(w: Weights) -> Floats:
 
 
 def encode(folded: FoldedWeights, inputs: ModelInputs) -> KernelEncoding:
-    """Encode a kernel's graph and fold it into the weights; scoring a configuration then needs no graph.
-
-    Only the kernel-wide columns of the first configuration are read.
-    """
+    """Fold a kernel's graph into the weights; of its configurations, only the first's kernel-wide columns are read."""
     w = folded.weights
     nodes = encode_nodes(folded, inputs)
     kernel = encode_kernel(w, nodes, inputs.config[0, : folded.global_width])
