@@ -118,7 +118,7 @@ def profile_steps(data: Dataset, settings: TrainSettings) -> dict[str, Any]:
         synchronize("cuda")
     count, busy = Counter[str](), dict[str, float]()
     for event in result.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             count[event.name] += 1
             busy[event.name] = busy.get(event.name, 0.0) + event.time_range.elapsed_us()
     # The host enqueues steps without waiting for the GPU: only its own time is left.
@@ -182,8 +182,8 @@ def main() -> None:
     names = {"cpu": f"{_system.cpu_name()}, {options.threads} threads"}
     if "cuda" in devices:
         names["cuda"] = torch.cuda.get_device_name()
-    record = {"date": today(), "torch": torch.__version__, "compiled kernels": native is not None, "machine": names}
-    record |= {"kernels": options.kernels} | measure(data, devices)
+    record: dict[str, Any] = {"date": today(), "torch": torch.__version__, "compiled kernels": native is not None}
+    record |= {"machine": names, "kernels": options.kernels} | measure(data, devices)
     write_atomic(options.out, json.dumps(record, indent=1) + "\n")
     for longest in record.get("profile", {}).pop("longest", []):
         print(f"{longest['per step']:7.2f} x {longest['us per step']:8.2f} us  {longest['kernel']}")
