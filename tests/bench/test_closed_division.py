@@ -57,7 +57,7 @@ def test_weights_left_where_the_shipped_model_has_little_are_another_models(tmp_
     for name, own in weights.items():
         if own.ndim > 1:  # the right signs and sizes, but only of the smaller half
             weights[name] = np.where(np.abs(own) < np.median(np.abs(own)), own, 0)
-    with pytest.raises(Rejected, match="has little"):
+    with pytest.raises(Rejected, match="are small"):
         build(entry(tmp_path, weights))
 
 
@@ -84,10 +84,16 @@ def test_the_step_weights_works_for_the_cnn(tmp_path: Path, quick: Settings) -> 
         build(entry(tmp_path, wrong, event="CNN_MARATHON"))
 
 
-def test_shrink_says_that_it_can_do_nothing_for_the_mlp() -> None:
-    recipe = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": [{"step": "shrink", "sparsity": 0.5}]})
-    with pytest.raises(Rejected, match="the mlp has none"):
-        build_stages(recipe)
+@pytest.mark.parametrize(("sparsity", "is_smaller"), [(0.5, True), (0.0001, False)])
+def test_shrink_removes_hidden_units_of_the_mlp_or_is_rejected(sparsity: float, is_smaller: bool) -> None:
+    step = {"step": "shrink", "sparsity": sparsity}
+    recipe = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": [step]})
+    if not is_smaller:
+        with pytest.raises(Rejected, match="removes nothing at this sparsity"):
+            build_stages(recipe)
+        return
+    dense, smaller = (dict(stage.runner.model.named_tensors()) for stage in build_stages(recipe))
+    assert smaller["0.weight"].shape[0] == dense["0.weight"].shape[0] // 2
 
 
 class KnowsTheHeldOut(Runner):

@@ -139,12 +139,10 @@ def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _shrink(runner: Runner, step: Step, _: Recipe) -> Runner:
-    """Remove filters from the model's convolutions and retrain it, as the step says."""
+    """Remove filters of convolutions, or hidden units of the mlp, and retrain the model, as the step says."""
     model = shrink(runner.model, step.options["sparsity"])
     if step.options["sparsity"] and _size(model) == _size(runner.model):
-        raise Rejected(
-            "cannot build", f"shrink removes filters of convolutions, and the {runner.event.model_name} has none"
-        )
+        raise Rejected("cannot build", "shrink removes nothing at this sparsity; raise it or leave the step out")
     retrain(model, runner.event, step.options["epochs"], step.options["seed"])
     return replace(runner, model=model.eval())
 
