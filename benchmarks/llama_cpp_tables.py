@@ -11,7 +11,8 @@ from benchmarks.results_files import HOME_KIND, dates, kinds, rows, table
 def speeds() -> str:
     """Tabulate milliseconds of a token and of a prompt against llama.cpp, for each kind of CPU."""
     gains = [row["ratio"] for kind in kinds() for row in rows("llama_cpp", "beside", kind=kind)]
-    bits = f"A token in our four bits comes {min(gains):.2f} to {max(gains):.2f} times as fast as in our eight"
+    times = f"{min(gains):.2f} to {max(gains):.2f} times"
+    bits = f"Our four-bit weights generate a token {times} as fast as our eight-bit weights"
     return f"{_speeds('llama_cpp', 'llama.cpp')} {bits} (`python -m benchmarks.llama_cpp bits`)."
 
 
