@@ -75,6 +75,8 @@ def test_pruning_takes_the_scope_that_changes_results_least(network: Path) -> No
 
     with pytest.raises(ConfigurationError, match="would lose every weight"):
         change("--scope", "global")
+    with pytest.raises(ConfigurationError, match="would lose every weight"):
+        change("--sparsity", "1.0")  # in every scope
     assert change() <= change("--scope", "layer") + 1e-6
 
 
