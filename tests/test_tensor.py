@@ -209,6 +209,8 @@ SHAPE_CHANGES = {
     "unsqueeze": (lambda x: x.unsqueeze(1).unsqueeze(-1), None),
     "squeeze": (lambda x: x[:1].squeeze(0), None),
     "expand": (lambda x: x[:, :1].expand(4, 6, 5), None),
+    "expand_kept": (lambda x: x[:, :1].expand(2, -1, 6, -1), None),
+    "iterate": (lambda x: sum(row * i for i, row in enumerate(x)), None),
     "cumsum": (lambda x: x.cumsum(1), None),
     "split": (lambda x: x.split(2, 1)[1] * x.split(2, 1)[0][:, :1], None),
     "split_sizes": (lambda x: x.split([1, 3, 1], 2)[1], None),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from typing import Any, SupportsIndex, cast
@@ -189,6 +189,10 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self._array)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over the first axis; each item is part of the graph, like `self[i]`."""
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         text = np.array2string(self._array, separator=", ", prefix="Tensor(")
@@ -510,7 +514,11 @@ class Tensor:
         return self.reshape(*[n for i, n in enumerate(self.shape) if n != 1 or i not in axes])
 
     def expand(self, *shape: Any) -> Tensor:
-        return apply(ops.Expand, self, shape=_as_shape(shape))
+        """Broadcast to a shape without copying; -1 keeps the size of an axis."""
+        sizes = _as_shape(shape)
+        new = len(sizes) - self.ndim  # axes in front of the tensor's own
+        full = [self.shape[i - new] if n == -1 and i >= new >= 0 else n for i, n in enumerate(sizes)]
+        return apply(ops.Expand, self, shape=tuple(full))
 
     broadcast_to = expand
 

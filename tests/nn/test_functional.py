@@ -168,6 +168,8 @@ def test_nll_and_mse_losses_equal_pytorch():
         lambda x: F.nll_loss(x, targets), [normal(0, 3, 4)], lambda x: TF.nll_loss(x, torch.from_numpy(targets))
     )
     same_as_torch(F.mse_loss, [normal(0, 3, 4), normal(1, 3, 4)], TF.mse_loss)
+    with pytest.raises(ShapeError):  # not the mean over all pairs of predictions and targets
+        F.mse_loss(tw.Tensor(normal(0, 3, 1)), normal(1, 3))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

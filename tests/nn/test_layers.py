@@ -23,6 +23,11 @@ LAYERS = {
         lambda: torch.nn.Conv2d(4, 6, (3, 2), stride=2, padding=(1, 0), groups=2, bias=False),
         (2, 4, 7, 8),
     ),
+    "Conv2d same": (
+        lambda: nn.Conv2d(2, 3, (4, 3), padding="same", dilation=(1, 2), rng=0),
+        lambda: torch.nn.Conv2d(2, 3, (4, 3), padding="same", dilation=(1, 2)),
+        (2, 2, 7, 8),
+    ),
     "BatchNorm2d": (lambda: nn.BatchNorm2d(3), lambda: torch.nn.BatchNorm2d(3), (4, 3, 2, 2)),
     "LayerNorm": (lambda: nn.LayerNorm((3, 4)), lambda: torch.nn.LayerNorm((3, 4)), (2, 3, 4)),
     "MaxPool2d": (lambda: nn.MaxPool2d(3, 2, 1), lambda: torch.nn.MaxPool2d(3, 2, 1), (2, 3, 7, 7)),
@@ -150,6 +155,7 @@ def test_modes_and_gradients_reach_every_module():
 def test_impossible_layers_get_one_sentence():
     for call in (
         lambda: nn.Conv2d(3, 4, 3, groups=2),
+        lambda: nn.Conv2d(3, 4, 3, stride=2, padding="same"),
         lambda: nn.MultiHeadAttention(10, 3),
         lambda: nn.MultiHeadAttention(4, 2)(tw.Tensor(normal(3, 4))),
         lambda: nn.BatchNorm2d(2)(tw.Tensor(normal(3, 2))),

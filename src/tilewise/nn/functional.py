@@ -275,7 +275,10 @@ def nll_loss(log_probabilities: Tensor, targets: TensorLike) -> Tensor:
 
 
 def mse_loss(x: Tensor, y: TensorLike) -> Tensor:
+    """Mean of the squared differences. Shapes must be equal: (N, 1) and (N,) would broadcast to (N, N)."""
     difference: Tensor = x - y
+    if x.shape != np.shape(y):
+        raise ShapeError(f"the mean squared error needs tensors of one shape, not {x.shape} and {np.shape(y)}")
     return (difference * difference).mean()
 
 

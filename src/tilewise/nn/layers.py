@@ -7,7 +7,7 @@ passed as `rng`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class Linear(FusibleLayer):
 class Conv2d(FusibleLayer):
     """Convolution over (N, C, H, W) with weight (out, in/groups, kh, kw).
 
-    `padding` is one number, (rows, columns), or (top, left, bottom, right).
+    `padding` is one number, (rows, columns), (top, left, bottom, right), or "same", which keeps the size of the image.
     """
 
     dilation: Pair = (1, 1)
@@ -68,7 +68,7 @@ class Conv2d(FusibleLayer):
         out_channels: int,
         kernel_size: Size,
         stride: Size = 1,
-        padding: int | tuple[int, ...] = 0,
+        padding: int | tuple[int, ...] | Literal["same", "valid"] = 0,
         groups: int = 1,
         bias: bool = True,
         rng: Rng = None,
@@ -80,10 +80,19 @@ class Conv2d(FusibleLayer):
         rng = np.random.default_rng(rng)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.dilation = map(nn.functional.pair, (kernel_size, stride, dilation))
-        self.padding = nn.functional.sides(padding)
+        self.padding = self._named_padding(padding) if isinstance(padding, str) else nn.functional.sides(padding)
         bound = _bound(in_channels // groups * self.kernel_size[0] * self.kernel_size[1])
         self.weight = uniform(rng, (out_channels, in_channels // groups, *self.kernel_size), bound)
         self.bias = uniform(rng, (out_channels,), bound) if bias else None
+
+    def _named_padding(self, name: str) -> tuple[int, ...]:
+        """Return the padding that PyTorch calls "same" or "valid"."""
+        if name == "valid":
+            return (0, 0)
+        if name != "same" or self.stride != (1, 1):
+            raise ConfigurationError(f'padding is numbers, "valid", or "same" with a stride of 1; not {name!r}')
+        rows, columns = (d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True))
+        return nn.functional.sides((rows // 2, columns // 2, rows - rows // 2, columns - columns // 2))
 
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         return self.convolve(x, self.weight, self.bias, activation, residual)
