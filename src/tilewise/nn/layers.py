@@ -87,12 +87,11 @@ class Conv2d(FusibleLayer):
 
     def _named_padding(self, name: str) -> tuple[int, ...]:
         """Return the padding that PyTorch calls "same" or "valid"."""
-        if name == "valid":
-            return (0, 0)
-        if name != "same" or self.stride != (1, 1):
-            raise ConfigurationError(f'padding is numbers, "valid", or "same" with a stride of 1; not {name!r}')
         rows, columns = (d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True))
-        return nn.functional.sides((rows // 2, columns // 2, rows - rows // 2, columns - columns // 2))
+        paddings = {"valid": (0, 0), "same": (rows // 2, columns // 2, rows - rows // 2, columns - columns // 2)}
+        if name not in paddings or (any(paddings[name]) and self.stride != (1, 1)):
+            raise ConfigurationError(f'padding is numbers, "valid", or "same" with a stride of 1; not {name!r}')
+        return nn.functional.sides(paddings[name])
 
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         return self.convolve(x, self.weight, self.bias, activation, residual)

@@ -3,20 +3,25 @@
 The three most important names: `quantize` (converts a model), `calibrate` (observes its ranges) and `QuantizedModel`.
 """
 
-from tilewise.quantize.calibration import Calibration, calibrate
-from tilewise.quantize.convert import quantize
-from tilewise.quantize.dynamic import quantize_dynamic
-from tilewise.quantize.files import load_quantized, save_quantized
-from tilewise.quantize.four_bits import FourBitLinear, load_four_bits, save_four_bits
-from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.quantize.model import QuantizedModel, StepReport
-from tilewise.quantize.parameters import (
-    AffineParameters,
-    INT8Quantizer,
-    QuantizedArray,
-    QuantizedWeights,
-    quantize_array,
-)
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
+
+if TYPE_CHECKING:
+    from tilewise.quantize.calibration import Calibration, calibrate
+    from tilewise.quantize.convert import quantize
+    from tilewise.quantize.dynamic import quantize_dynamic
+    from tilewise.quantize.files import load_quantized, save_quantized
+    from tilewise.quantize.four_bits import FourBitLinear, load_four_bits, save_four_bits
+    from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+    from tilewise.quantize.model import QuantizedModel, StepReport
+    from tilewise.quantize.parameters import (
+        AffineParameters,
+        INT8Quantizer,
+        QuantizedArray,
+        QuantizedWeights,
+        quantize_array,
+    )
 
 __all__ = [
     "AffineParameters",
@@ -38,3 +43,17 @@ __all__ = [
     "save_four_bits",
     "save_quantized",
 ]
+
+__getattr__ = late_names(
+    __name__,
+    {
+        ".calibration": "Calibration calibrate",
+        ".convert": "quantize",
+        ".dynamic": "quantize_dynamic",
+        ".files": "load_quantized save_quantized",
+        ".four_bits": "FourBitLinear load_four_bits save_four_bits",
+        ".layers": "QuantizedConv2d QuantizedLinear",
+        ".model": "QuantizedModel StepReport",
+        ".parameters": "AffineParameters INT8Quantizer QuantizedArray QuantizedWeights quantize_array",
+    },
+)
