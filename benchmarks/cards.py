@@ -50,13 +50,14 @@ def card(collection: str) -> str:
         ("splits", f"{parts}; by {'shape' if collection == 'cpu' else 'architecture'}"),
         (
             "noise",
-            f"median relative deviation of the repeats {total.noise or 0:.2%}; 75 % of the pairs below {lower:.1%}, "
-            f"90 % below {upper:.1%}",
+            f"relative standard deviation of repeated timings: median {total.noise or 0:.2%}; "
+            f"below {lower:.1%} for 75 % of the configurations, below {upper:.1%} for 90 %",
         ),
         ("left out", _verdicts(collection)),
         ("size", f"{find_collection(collection).stat().st_size / 1e6:.1f} MB"),
     ]
-    headings = ("family", "kernels", "configurations", "worst over best", "median over best", "fixed choice", "default")
+    headings = ("family", "kernels", "configurations", "slowest / fastest", "median / fastest", "fixed choice",
+                "default")  # fmt: skip
     families = [
         (
             name, str(g.kernels), f"{g.configs:,}", f"{g.spread:.1f}×", f"{g.median_config:.2f}×",
@@ -90,8 +91,8 @@ def machines() -> str:
                 rates,
             )
         )
-    headings = ("machine", "kernels", "threads", "lanes", "registers", "L1 / L2 / L3 / a core's share, KiB")
-    return table((*headings, "GFLOP/s of a core", "GB/s it reads from each, and from memory"), lines)
+    headings = ("machine", "kernels", "threads", "float32 lanes", "vector registers", "L1 / L2 / L3 / L3 per core, KiB")
+    return table((*headings, "GFLOP/s per core", "GB/s per core from L1 / L2 / L3 / memory"), lines)
 
 
 def _verdicts(collection: str) -> str:
@@ -99,7 +100,7 @@ def _verdicts(collection: str) -> str:
     extra = load_dataset(collection, progress=False).schema.extra
     verdicts = [by for part in extra.get("machines", [extra]) for by in part.get("verdicts", {}).values()]
     wrong, misfit = (sum(by.get(kind, 0) for by in verdicts) for kind in ("wrong", "misfit"))
-    return f"{wrong} configurations with a wrong result, {misfit} that did not fit"
+    return f"{wrong} configurations with a wrong result, {misfit} that the hardware could not run"
 
 
 def again(collection: str) -> str:
@@ -110,9 +111,10 @@ def again(collection: str) -> str:
     below = sum(kernel["rank_correlation"] < 0.9 for kernel in record["kernels"])
     median, least = (f"{record[key]:.4f}" for key in ("median_correlation", "least_correlation"))
     return (
-        f"{len(record['kernels'])} of the kernels ({record['configs']:,} configurations) were measured twice: rank\n"
-        f"correlation of the runtimes {median} in the median, {least} "
-        f"at least, below 0.9 for {below or 'none'}; the first\nrun's best configuration was "
-        f"{record['mean_choice_loss']:.2%} slower than the second's best in the mean and "
-        f"{record['largest_choice_loss']:.2%} at most."
+        f"{len(record['kernels'])} kernels with {record['configs']:,} configurations were measured twice.\n\n"
+        f"- **Rank correlation** between the runtimes of a kernel's two measurements: {median} in the median,\n"
+        f"  {least} for the worst kernel. It is below 0.9 for {below or 'no'} kernel{'' if below == 1 else 's'}.\n"
+        "- **Choice**: by the second measurement, the first measurement's fastest configuration is on average\n"
+        f"  {record['mean_choice_loss']:.2%} slower than the fastest one, and {record['largest_choice_loss']:.2%} "
+        "in the worst case."
     )

@@ -331,16 +331,24 @@ def left_out() -> str:
     return table((*headings, *more), cells)
 
 
+_REQUESTS = {
+    "known, one a request": "measured problem, one per request",
+    "known, 64 a request": "measured problems, 64 per request",
+    "not known, 500 configurations": "new problem, ranked by the model among 500 configurations",
+    "known, at 1,000 a second": "measured problem, at 1,000 requests per second",
+}
+
+
 def fleet() -> str:
     """Tabulate the throughput of one service and one store, on one core of the reference machine."""
     content = read_any("fleet")
     service = [
-        [row["what"], f"{row['choices_per_s']:,}", f"{row['p50_ms']:.1f} ms", f"{row['p99_ms']:.1f} ms"]
+        [_REQUESTS[row["what"]], f"{row['choices_per_s']:,}", f"{row['p50_ms']:.1f} ms", f"{row['p99_ms']:.1f} ms"]
         for row in content["service"]
     ]
     stores = [[row["what"], f"{row['batches_per_s']:,}", f"{row['timings_per_s']:,}"] for row in content["stores"]]
-    answers = table(["choices", "a second", "median", "99th percentile"], service)
-    return f"{answers}\n\n{table(['store', 'batches a second', 'timings a second'], stores)}"
+    answers = table(["request", "choices per second", "median latency", "99th percentile"], service)
+    return f"{answers}\n\n{table(['store', 'batches per second', 'timings per second'], stores)}"
 
 
 def campaign() -> str:
@@ -349,11 +357,12 @@ def campaign() -> str:
     if content is None:
         return "It has not been measured on a quiet machine yet."
     size = f"{content['kernels']:,} kernels with {content['timings']:,} timings"
-    whole = f"{size} in {content['seconds']:,} s, none lost or twice."
+    whole = f"The campaign measured {size} in {content['seconds']:,} s. No timing was lost or stored twice."
     columns = ("pooled", "median_kernel", "mean_kernel", "worst_kernel")
-    compared = {name: content[name] for name in ("fleet and alone", "alone twice") if name in content}
+    names = {"fleet and alone": "campaign and single process", "alone twice": "single process, measured twice"}
+    compared = {names[name]: content[name] for name in names if name in content}
     cells = [[what, f"{of['kernels']:,}", *(f"{of[name]:.3f}" for name in columns)] for what, of in compared.items()]
-    headings = ["compared", "kernels", "all pairs", "median kernel", "mean kernel", "worst kernel"]
+    headings = ["compared", "kernels", "all configurations", "median kernel", "mean kernel", "worst kernel"]
     return f"{whole}\n\n{table(headings, cells)}"
 
 

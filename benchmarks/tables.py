@@ -58,9 +58,27 @@ _PEERS = {
     "tilewise dense int8": "our dense layer",
 }  # fmt: skip
 _STALE = "†"
-ABOUT_RATIOS = f"""A ratio is a peer's time divided by tilewise's, interleaved in one process at equal threads. Above 1,
-tilewise is faster. A case counts with the **fastest** of all peers ever timed on it. {_STALE}: the kernels have
-changed since."""
+ABOUT_RATIOS = f"""A ratio compares tilewise with another library (a peer): it is the peer's time divided by tilewise's
+time. If the ratio is above 1, tilewise is faster. Both are timed alternately in one process, with the same number of
+threads. Each case is compared with the **fastest** of all peers that were ever timed on it. The mark {_STALE} means
+that tilewise's kernels have changed since the measurement."""
+_ABOUT_CHOICES = """**Choosing without measuring.** The cost model ranks the configurations of a kernel, and its first
+choice is compared with the best of all measured configurations. A number is a share of the best configuration's speed:
+0.90 means 90 % as fast. The default is the configuration that you get without tuning."""
+_ABOUT_SPEEDS = """**Speed compared with other libraries.** tilewise is compared with the fastest of several libraries
+(peers) in each case. A number with × is the peer's time divided by tilewise's time: at 2×, tilewise takes half the
+time, and below 1× it is slower. "Typical" is the geometric mean over the cases of a row."""
+_ABOUT_CELLS = """Each cell of this table shows the geometric mean of the ratios and, in brackets, the smallest ratio. A
+case is not counted if a peer that is often the fastest was not timed on it. For the rows about sparse layers, the
+sparse kernels were used in every case, even if tilewise would choose the dense kernel by itself."""
+_ABOUT_ITSELF = """This table compares two ways to run the same work in tilewise, such as INT8 and float32. A ratio
+above 1 means that the way named first is faster. No other library is involved."""
+_ABOUT_MEMORY = """Each network runs in a new process for each library, on one thread. The table shows the peak memory
+of the process. The last column is tilewise's peak divided by the smaller peak of the other two libraries, so below 1
+tilewise needs less. To repeat the measurement, run `python -m benchmarks.memory`."""
+_ABOUT_PRUNING = """Each row is a model in which pruning has set a share of the weights to zero (column zeros), with or
+without fine-tuning afterwards. The points lost are percentage points of test accuracy, compared with the dense
+model."""
 
 
 def peer_names(cases: Iterable[Case]) -> str:
@@ -82,8 +100,8 @@ def ratio_cell(cases: list[Case]) -> str:
 
 
 def summary() -> str:
-    """README's table: the cost model, then one row for each kind of work over all CPUs."""
-    cells, cases = cost_model_rows(), all_cases()
+    """README's two tables: choices of the cost model, then one row for each kind of work over all CPUs."""
+    cells, cases = [], all_cases()
     for key, (label, _) in ROWS.items():
         recorded = counted_cases(case for case in cases if case.line.row == key)
         members = current_cases(recorded)
@@ -94,7 +112,10 @@ def summary() -> str:
         where = f"{len(cpus)} CPUs" if len(cpus) > 1 else cpus[0]
         cells.append((label, peer_names(members), f"{geometric(ratios):.2f}×{mark}", f"{min(ratios):.2f}×",
                       f"{slower:.0%}", f"{count} on {where}"))  # fmt: skip
-    return table(("work", "against the fastest of", "typical", "worst", "slower in", "cases"), cells)
+    choices = table(("kernels", "model, typical", "model, worst", "default, typical", "model slower than default in",
+                     "measured"), cost_model_rows())  # fmt: skip
+    speeds = table(("work", "peers", "typical", "worst", "tilewise slower in", "measured cases"), cells)
+    return f"{_ABOUT_CHOICES}\n\n{choices}\n\n{_ABOUT_SPEEDS}\n\n{speeds}"
 
 
 def current_cases(cases: list[Case]) -> list[Case]:
@@ -118,29 +139,29 @@ def cost_model_rows() -> list[tuple[str, ...]]:
     )
     products = devices["products"]
     left_out = {name: row["first"] for name, row in devices["left_out"].items()}
-    better = sum(row["first"] < row["default"] for row in gpu) / len(gpu)
+    worse = sum(row["first"] < row["default"] for row in gpu) / len(gpu)
     return [
-        ("**Choosing without measuring**: Triton kernels of new shapes", f"exhaustive search (default: {default:.2f})",
-         f"{first:.2f} of the best", f"{min(row['first'] for row in gpu):.2f}", f"{better:.0%} (than the default)",
-         f"{len(gpu)} on an H200"),
-        ("**Choosing without measuring**: a GPU never seen", "exhaustive search (default: not measured)",
-         f"{geometric(left_out.values()):.2f} of the best; {products['means']['first'][0]:.2f} for matrix products",
-         f"{min(left_out.values()):.2f}", "not measured",
-         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100"),
-        ("**Choosing without measuring**: a CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
-         f"{cpu_first:.2f} of the best; {cpu_five:.2f} after five measurements",
-         f"{min(row['worst_first'] for row in folds):.2f}",
-         f"{sum(row['taken'] for row in folds) / kernels:.1%} at most (than the default)",
-         f"{kernels} on {len(folds)} CPUs, each left out once"),
+        ("Triton kernels, new shapes", f"{first:.2f}", f"{min(row['first'] for row in gpu):.2f}", f"{default:.2f}",
+         f"{worse:.0%}", f"{len(gpu)} problems on an H200"),
+        ("A convolution, GPU not in the training data", f"{geometric(left_out.values()):.2f}",
+         f"{min(left_out.values()):.2f}", "not measured", "not measured",
+         f"{len(left_out)} GPUs, each left out once"),
+        ("Matrix products, GPU not in the training data", f"{products['means']['first'][0]:.2f}", "not measured",
+         "not measured", "not measured", f"{products['kernels']} problems on an A100"),
+        ("CPU kernels, CPU not in the training data", f"{cpu_first:.2f} ({cpu_five:.2f} after five measurements)",
+         f"{min(row['worst_first'] for row in folds):.2f}", f"{cpu_default:.2f}",
+         f"at most {sum(row['taken'] for row in folds) / kernels:.1%}",
+         f"{kernels} problems on {len(folds)} CPUs, each left out once"),
     ]  # fmt: skip
 
 
-def machine_sentence() -> str:
-    """Return the number of cores of each kind of machine, and its caches where they were recorded."""
-    return f"Measured on shared machines ({'; '.join(f'{kind}: {_machine(kind)}' for kind in kinds())})."
+def machine_table() -> str:
+    """Tabulate the number of cores of each kind of machine, and its caches where they were recorded."""
+    return table(("CPU", "cores and caches"), [(kind, _machine(kind)) for kind in kinds()])
 
 
 def _machine(kind: str) -> str:
+    """Return the number of cores of a kind of machine, and its caches where they were recorded."""
     machine: dict[str, Any] = {}
     for path in sorted(RESULTS.glob("*.json") if kind == HOME_KIND else RESULTS.glob(f"{folder_of(kind)}/*.json")):
         machine |= read(path.stem, kind).get("machine", {})
@@ -260,25 +281,27 @@ def results_page() -> str:
         "**Here you can** look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
         PICTURE.replace("results", "results-by-cpu"),
         f"{ABOUT_RATIOS}\n[Every case](results-cases.md) lists all peers of each case.",
-        "`make reproduce ROW=products` measures a row on your machine, `make bench` all of them. The rows:\n"
-        f"{', '.join(f'`{key}`' for key in ROWS)}.",
+        "To repeat the measurements of one kind of work on your machine, run for example\n"
+        f"`make reproduce ROW=products`. The kinds of work are {', '.join(f'`{key}`' for key in ROWS)}.\n"
+        "`make bench` measures all of them.",
         "## By kind of work and CPU",
-        "A cell is the typical ratio (geometric mean) and, in brackets, the worst. A case that lacks a peer which is\n"
-        "often the fastest is listed with the cases and not counted. Sparse layers are timed with the sparse kernels\n"
-        "even where a layer would use the dense ones by itself.",
+        _ABOUT_CELLS,
         line_table([line for key in ROWS for line in LINES if line.row == key], cases, "against the fastest of"),
         "## Where tilewise is slower",
-        f"{len(losses)} of {len(peers)} cases are slower than the fastest peer. The worst of each line and CPU:",
+        f"In {len(losses)} of {len(peers)} cases, tilewise is slower than the fastest peer. This table lists the\n"
+        f"{_MOST_LOSSES} largest losses, with at most one case for each kind of work and CPU:",
         table(("CPU", "case", "threads", "fastest peer", "ratio"), loss_cells),
         "## Against tilewise itself",
-        "What one part of tilewise gains over another. These are not comparisons with other libraries.",
+        _ABOUT_ITSELF,
         line_table([line for line in LINES if line.row == "self"], cases, "against"),
         "## Peak memory",
         memory(),
         "## Accuracy after pruning",
+        _ABOUT_PRUNING,
         pruning(),
         "## Machines",
-        machine_sentence(),
+        "Other programs ran on these machines during the measurements, so trust the ratios more than the times.",
+        machine_table(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -330,8 +353,8 @@ def memory() -> str:
             sizes = [f"{size / 1e6:.0f} MB" for size in row["bytes"].values()]
             mark = "" if row.get("source") == source_hash("memory") else _STALE
             cells.append([kind, row["name"], *sizes, *[""] * (3 - len(sizes)), f"{1 / row['ratio']:.2f}{mark}"])
-    headings = ("CPU", "network, float32", "tilewise", "ONNX Runtime", "OpenVINO", "ours to the least of theirs")
-    return f"`python -m benchmarks.memory`: a process each, one thread.\n\n{table(headings, cells)}"
+    headings = ("CPU", "network, float32", "tilewise", "ONNX Runtime", "OpenVINO", "tilewise / smaller peer")
+    return f"{_ABOUT_MEMORY}\n\n{table(headings, cells)}"
 
 
 def pruning() -> str:
@@ -343,7 +366,7 @@ def pruning() -> str:
             size = f"{row['file']:.3f}" if "file" in row else ""
             name = f"{row['model']}, seed {row['seed']}"
             cells.append((name, f"{row['sparsity']:.0%}", row["then"], f"{row['dense %']:.2f} %", drop, size))
-    headings = ("model", "zeros", "then", "dense", "points lost (95 % interval)", "file, of the dense one's")
+    headings = ("model", "zeros", "fine-tuning", "dense", "points lost (95 % interval)", "file size / dense file size")
     return table(headings, cells)
 
 
