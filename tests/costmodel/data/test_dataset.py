@@ -14,11 +14,13 @@ import pytest
 
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection, write_npz
 from tilewise.costmodel import load_dataset
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.kernel import program_of
 from tilewise.costmodel.data.npz import read_npz
-from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
-from tilewise.costmodel.data.shards import read_kernel
-from tilewise.costmodel.data.writing import npz_bytes
+from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES, Schema
+from tilewise.costmodel.data.shards import open_packed, read_kernel
+from tilewise.costmodel.data.writing import SplitWriter, npz_bytes
+from tilewise.costmodel.data.writing import write_collection as write_collection_file
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 
@@ -338,6 +340,109 @@ def test_a_directory_of_very_many_members_is_refused_unread(tmp_path, count):
             archive.writestr(f"{number}.npy", b"")
     with pytest.raises(FileFormatError, match="more than 256 members"):
         read_npz(tmp_path / "many.npz", ["0"])
+
+
+def test_each_limit_of_an_npz_file_is_inclusive(tmp_path):
+    path, array = tmp_path / "x.npz", np.arange(6, dtype=np.float32)
+
+    def store(payload: bytes, comment: bytes = b"", members: int = 1) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.comment = comment
+            archive.writestr("a.npy", payload)
+            for number in range(members - 1):
+                archive.writestr(f"{number}.npy", b"")
+
+    def npy(spaces: int = 0, version: int = 1, shape: str = "(6,)", descr: str = "<f4") -> bytes:
+        header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode() + b" " * spaces
+        length = struct.pack("<H" if version == 1 else "<I", len(header))
+        return b"\x93NUMPY" + bytes([version, 0]) + length + header + array.tobytes()
+
+    shortest = len(npy()) - array.nbytes - 10
+    good = {
+        "a header of 4,096 bytes": (npy(4096 - shortest),),
+        "versions 2 and 3": (npy(version=2), b"", 1),
+        "version 3": (npy(version=3),),
+        "the longest comment": (npy(), b"c" * 65535),
+        "256 members": (npy(), b"", 256),
+        "four axes": (npy(shape="(1, 2, 3, 1)"),),
+    }
+    for case, arguments in good.items():
+        store(*arguments)
+        np.testing.assert_array_equal(read_npz(path, ["a"])["a"].reshape(-1), array, err_msg=case)
+    bad = {
+        "header of 4097 bytes": (npy(4097 - shortest),),
+        "not an npy array": (npy(version=4),),
+        "more than 256 members": (npy(), b"", 257),
+        "5 axes": (npy(shape="(1, 2, 3, 1, 1)"),),
+        "type complex64": (npy(shape="(3,)", descr="<c8"),),
+        "24 bytes in the file|has shape": (npy(shape="(5,)"),),
+    }
+    for sentence, arguments in bad.items():
+        store(*arguments)
+        with pytest.raises(FileFormatError, match=sentence):
+            read_npz(path, ["a"])
+    store(npy())
+    content = path.read_bytes()
+    position = content.rfind(b"PK\5\6")
+    path.write_bytes(content[:position] + b"PK\6\7" + bytes(16) + content[position:])  # its counts are elsewhere
+    with pytest.raises(FileFormatError, match="more than"):
+        read_npz(path, ["a"])
+
+
+def test_float_runtimes_are_rounded_and_never_become_unmeasured(tmp_path, kernel):
+    times = np.full(60, 7.5)
+    times[:4] = [0.2, 2.4, 2.6, 1e18]
+    path = write_npz(kernel, tmp_path, config_runtime=times)
+    assert read_kernel(path, 24).runtime[:5].tolist() == [1, 2, 3, 10**18, 8]
+    times[3] = 1.01e18
+    with pytest.raises(FileFormatError, match="not a time"):
+        read_kernel(write_npz(kernel, tmp_path, config_runtime=times), 24)
+
+
+@pytest.mark.parametrize("values", [(0, 255), (0, 256), (-1, 255), (-32768, 0), (0, 65535), (0, 65536), (0, 0.5)])
+def test_a_collection_file_keeps_every_value_in_the_smallest_type(tmp_path, kernel, values):
+    kernel.config_feat[0, :2] = values
+    members = [MeasuredKernel(kernel, np.zeros(60, np.float32), np.ones(60, np.uint16), {})]
+    write_collection_file(tmp_path / "c.npz", Collection(Schema(TILE_FEATURES, {}), {"train": members}))
+    (stored,) = read_collection(tmp_path / "c.npz").splits["train"]
+    np.testing.assert_array_equal(stored.kernel.config_feat, kernel.config_feat)
+    low, high = min(values[0], kernel.config_feat.min()), max(values[1], kernel.config_feat.max())
+    ranges = {"|u1": (0, 255), "<i2": (-(2**15), 2**15 - 1), "<u2": (0, 2**16 - 1), "<i4": (-(2**31), 2**31 - 1)}
+    fitting = [kind for kind, (least, most) in ranges.items() if least <= low and high <= most]
+    is_whole = bool((kernel.config_feat == np.rint(kernel.config_feat)).all())
+    assert np.load(tmp_path / "c.npz")["config_feat"].dtype.str == (fitting[0] if is_whole else "<f4")
+
+
+def test_flat_files_with_one_impossible_value_are_refused(tmp_path, monkeypatch):
+    """Two kernels of three nodes: an edge may not lead into the neighbour, whatever the size of the chunks."""
+    monkeypatch.setattr("tilewise.costmodel.data.shards._CHUNK_NUMBERS", 7)
+    kernels = [simulated_kernel(np.random.default_rng(seed), f"p_{seed}") for seed in (1, 2)]
+    schema = Schema(TILE_FEATURES, {})
+    with SplitWriter(tmp_path) as writer:
+        for kernel in kernels:
+            writer.add(kernel)
+    split = open_packed(tmp_path, schema)
+    assert [kernel.name for kernel in split] == ["p_1", "p_2"]
+    nodes = [kernel.n_nodes for kernel in kernels]
+    damage = [
+        ("edge_index", "<i4", 0, nodes[0]), ("edge_index", "<i4", -1, nodes[1]), ("edge_index", "<i4", 0, -1),
+        ("node_opcode", "u1", -1, len(OPCODES)), ("runtime", "<i8", -1, 0), ("normalizer", "<i8", 0, 0),
+        ("node_feat", "<f4", -1, np.nan), ("config_feat", "<f4", 0, np.inf),
+    ]  # fmt: skip
+    for name, dtype, position, value in damage:
+        path = tmp_path / f"{name}.bin"
+        content = path.read_bytes()
+        numbers = np.frombuffer(content, dtype).copy()
+        numbers[position] = value
+        path.write_bytes(numbers.tobytes())
+        with pytest.raises(FileFormatError, match="impossible edges"):
+            open_packed(tmp_path, schema)
+        path.write_bytes(content)
+    index = json.loads((tmp_path / "index.json").read_text())
+    for counts in ([0, sum(nodes)], [nodes[0]], [nodes[0], -1], [float(nodes[0]), nodes[1]]):
+        (tmp_path / "index.json").write_text(json.dumps(index | {"counts": index["counts"] | {"nodes": counts}}))
+        with pytest.raises(FileFormatError, match="is damaged"):
+            open_packed(tmp_path, schema)
 
 
 def test_a_file_without_graph_or_normalizers_is_a_kernel_that_nothing_is_known_of(tmp_path):

@@ -11,7 +11,7 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel
 from tilewise.costmodel.data.dataset import embedded_collections
 from tilewise.costmodel.data.describe import describe
 from tilewise.costmodel.data.kernel import make_kernel
-from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.data.schema import OPCODES, Schema
 from tilewise.costmodel.data.writing import write_collection
 from tilewise.errors import TilewiseError
 
@@ -55,6 +55,37 @@ def test_without_recorded_noise_exact_repeats_tell_it(tmp_path: Path) -> None:
     kernel_a.kernel.config_feat[1] = kernel_a.kernel.config_feat[0]
     write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"train": [kernel_a]}))
     assert describe(tmp_path / "t.npz").families["toy"].noise == pytest.approx(0.0070, abs=1e-4)
+
+
+def test_the_fifth_best_counts_where_there_are_five_and_a_kernel_without_the_fixed_choice_runs_its_default(
+    tmp_path: Path,
+) -> None:
+    members = [kernel("a_1", [100, 160, 120, 130, 140, 900], 200), kernel("a_2", [100, 110, 120, 130], 130)]
+    missing = kernel("a_3", [100, 300], 250)
+    missing.kernel.config_feat[:] += 40  # none of the other kernels' configurations
+    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"train": members, "test": [missing]}))
+    toy = describe(tmp_path / "t.npz").families["toy"]
+    assert toy.fifth_best_loss == pytest.approx(0.6)  # of the first kernel alone
+    # Against the default the first configuration saves most: 1.0 and 0.3.
+    assert toy.fixed_loss == pytest.approx((0 + 0 + 1.5) / 3)
+    assert toy.best_us == (0.1, 0.1) and toy.configs == 12
+
+
+def test_a_kernel_without_a_family_is_named_after_its_heaviest_operation(tmp_path: Path) -> None:
+    members = []
+    for number, opcodes in enumerate((["add"], ["reduce", "add"], ["reduce", "dot"], ["dot", "convolution"])):
+        graph = (
+            np.zeros((len(opcodes), 140), np.float32),
+            np.array([OPCODES.index(name) for name in opcodes], np.uint8),
+        )
+        configs = (np.ones((2, 1), np.float32), np.array([5, 7]), np.array([5, 5]))
+        unmeasured = make_kernel(f"a_{number}", *graph, np.empty((0, 2), np.int32), *configs)
+        members.append(MeasuredKernel(unmeasured, np.full(2, np.nan, np.float32), np.ones(2, np.uint16), {}))
+    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"valid": members}))
+    figures = describe(tmp_path / "t.npz")
+    assert list(figures.families) == ["convolution", "dot", "elementwise", "reduce"]
+    # The two configurations are equal, so their two timings tell the noise.
+    assert figures.total is not None and figures.total.noise == pytest.approx(np.std([5, 7], ddof=1) / 6)
 
 
 def test_a_split_without_runtimes_is_counted_and_not_judged(tmp_path: Path) -> None:

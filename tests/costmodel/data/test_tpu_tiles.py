@@ -128,33 +128,44 @@ def filled(node: np.ndarray, **fields: float) -> np.ndarray:
     return node
 
 
-def quantities_of(
+def reading_and_config(
     nodes: list[np.ndarray], opcodes: list[str], edges: list[list[int]], **bounds: list[int]
-) -> dict[str, float]:
-    """The quantities of one configuration with these bounds, as whole numbers where they are."""
+) -> tuple[tpu_tiles.TileReading, np.ndarray]:
+    """One configuration with these bounds, and the tensors that they refer to."""
     config = np.zeros((1, 24), np.float32)
     for name, values in bounds.items():
         config[0, tpu_tiles.BOUNDS[name]][: len(values)] = values
     opcode = np.array([OPCODE_NUMBER[name] for name in opcodes], np.uint8)
-    reading = read_tiles(np.stack(nodes), opcode, np.array(edges).reshape(-1, 2), config)
+    return read_tiles(np.stack(nodes), opcode, np.array(edges).reshape(-1, 2), config), config
+
+
+def quantities_of(
+    nodes: list[np.ndarray], opcodes: list[str], edges: list[list[int]], **bounds: list[int]
+) -> dict[str, float]:
+    """The quantities of one configuration with these bounds, as whole numbers where they are."""
+    reading, config = reading_and_config(nodes, opcodes, edges, **bounds)
     return {name: float(values[0]) for name, values in tile_quantities(reading, config).items()}
+
+
+CONVOLUTION_FIELDS = {
+    "input_batch_dim": 0, "input_feature_dim": 3, "output_batch_dim": 0, "output_feature_dim": 3,
+    "input_spatial_dims_0": 1, "input_spatial_dims_1": 2, "kernel_spatial_dims_0": 0, "kernel_spatial_dims_1": 1,
+    "kernel_input_feature_dim": 2, "kernel_output_feature_dim": 3,
+}  # fmt: skip
+
+
+def convolution_nodes() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Input, filter and output of a convolution with filters of 3 x 3 on (8, 9, 6, 128), rows apart by 2."""
+    fields = {f"convolution_dim_numbers_{name}": value for name, value in CONVOLUTION_FIELDS.items()}
+    fields |= {"window_stride_0": 2, "window_stride_1": 1, "window_size_0": 3, "window_size_1": 3}
+    source = node_row([8, 9, 6, 128], [0, 1, 2, 3], "f32", root=False)
+    filters = node_row([3, 3, 128, 256], [0, 1, 2, 3], "f32", root=False)
+    return source, filters, filled(node_row([8, 4, 4, 256], [0, 1, 2, 3], "f32", root=True), **fields)
 
 
 def test_the_quantities_of_a_convolution_are_those_worked_out_by_hand() -> None:
     """Filters of 3 x 3 on (8, 9, 6, 128), rows apart by 2; an output tile has 2 x 4 x 1 x 1 registers of 8 x 128."""
-    numbers = {"input_batch_dim": 0, "input_feature_dim": 3, "output_batch_dim": 0, "output_feature_dim": 3}
-    numbers |= {
-        "input_spatial_dims_0": 1,
-        "input_spatial_dims_1": 2,
-        "kernel_spatial_dims_0": 0,
-        "kernel_spatial_dims_1": 1,
-    }
-    numbers |= {"kernel_input_feature_dim": 2, "kernel_output_feature_dim": 3}
-    fields = {f"convolution_dim_numbers_{name}": value for name, value in numbers.items()}
-    fields |= {"window_stride_0": 2, "window_stride_1": 1, "window_size_0": 3, "window_size_1": 3}
-    source = node_row([8, 9, 6, 128], [0, 1, 2, 3], "f32", root=False)
-    filters = node_row([3, 3, 128, 256], [0, 1, 2, 3], "f32", root=False)
-    output = filled(node_row([8, 4, 4, 256], [0, 1, 2, 3], "f32", root=True), **fields)
+    source, filters, output = convolution_nodes()
     for entry, weights in ((0, 1), (1, 0)):  # edges are sorted: the filter may come first
         nodes = [output, output, output]
         nodes[entry], nodes[weights] = source, filters
@@ -176,6 +187,88 @@ def test_the_quantities_of_a_convolution_are_those_worked_out_by_hand() -> None:
             "compute": 48 * 3 * 128 / 2,
             "estimate": (48 * (14 + 24) + 8 * 8) * 4096 / 400 + 300 * 48,
         }
+
+
+def test_the_features_of_a_convolution_are_those_worked_out_by_hand() -> None:
+    """Minor dimensions come first; the output's rows are padded from 8 to 9 registers, the filter's from 3 to 4."""
+    source, filters, output = convolution_nodes()
+    reading, config = reading_and_config(
+        [source, filters, output], ["parameter", "parameter", "convolution"], [[2, 0], [2, 1]],
+        output=[3, 4, 1, 1], kernel=[2, 3, 8, 1], input=[5, 7, 1, 1],
+    )  # fmt: skip
+    blocks = 2 ** tile_features(reading, config)[:42, 0].reshape(7, 6)
+    expected = np.ones((7, 6))
+    expected[0, :4], expected[1, :4], expected[2, :4] = [1, 1, 4, 3], [2, 1, 1, 3], [1, 1, 1, 9 / 8]
+    expected[3, :4], expected[4, :4], expected[5, :4] = [1, 8, 3, 2], [2, 2, 1, 2], [1, 1, 1, 4 / 3]
+    expected[6, :2] = [5, 7]
+    np.testing.assert_allclose(blocks, expected)
+    quantities = {name: values[0] for name, values in tile_quantities(reading, config).items()}
+    expected_rows = [np.log2(max(quantities[name], 1)) for name in tpu_tiles.QUANTITIES]
+    np.testing.assert_allclose(tile_features(reading, config)[42:, 0], expected_rows)
+    kernel = tile_kernel_features(reading, np.stack([source, filters, output]))
+    np.testing.assert_array_equal(kernel[:3], [1, 0, 0])
+    registers = np.ones((3, 6))  # of the output, the filter and the input
+    registers[0, :4], registers[1, :4], registers[2, :4] = [2, 1, 4, 8], [2, 16, 3, 3], [1, 1, 9, 8]
+    np.testing.assert_allclose(2 ** kernel[3:21].reshape(3, 6), registers)
+    np.testing.assert_allclose(2 ** kernel[21:24], 4096 * registers.prod(1))
+    np.testing.assert_allclose(2 ** kernel[24:], [3, 3, 2, 1])
+
+
+def test_convolutions_whose_numbers_contradict_their_sizes_are_read_as_tensors_only() -> None:
+    source, filters, output = convolution_nodes()
+    wrong = {
+        "a dimension that is not there": filled(output.copy(), convolution_dim_numbers_kernel_spatial_dims_1=4),
+        "features of another size": filled(output.copy(), convolution_dim_numbers_output_feature_dim=2),
+        "another rank": node_row([8, 4, 256], [0, 1, 2], "f32", root=True),
+    }
+    for case, node in wrong.items():
+        config = {"output": [1, 1, 1, 1][: int((node[21:27] > 0).sum())], "kernel": [1, 1, 1, 1]}
+        reading, _ = reading_and_config(
+            [source, filters, node], ["parameter", "parameter", "convolution"], [[2, 0], [2, 1]], **config
+        )
+        assert reading.operation == "contraction" and reading.features == (-1, -1) and not reading.spatial, case
+    grouped = node_row([3, 3, 32, 256], [0, 1, 2, 3], "f32", root=False)  # four groups of 32 input channels
+    reading, _ = reading_and_config(
+        [source, grouped, output], ["parameter", "parameter", "convolution"], [[2, 0], [2, 1]],
+        output=[1, 1, 1, 1], kernel=[1, 1, 1, 1],
+    )  # fmt: skip
+    assert reading.features == (3, 3) and reading.contraction == (2, 3)
+    assert reading.spatial == ((1, 0, 1, 2.0), (2, 1, 2, 1.0))
+
+
+def test_the_heaviest_operation_of_matching_rank_owns_the_bounds() -> None:
+    """A dot with a transposed left operand, a lighter one, and outputs of which the root is not the last node."""
+    left, right = (node_row(shape, [0, 1], "f32", root=False) for shape in ([512, 64], [512, 256]))
+    product = node_row([64, 256], [0, 1], "f32", root=True)
+    small = node_row([64, 64], [0, 1], "f32", root=False)
+    reading, config = reading_and_config(
+        [left, right, product, small, small, small], ["parameter", "parameter", "dot", "parameter", "parameter", "dot"],
+        [[2, 0], [2, 1], [5, 3], [5, 4]], output=[2, 1], kernel=[16, 1],
+    )  # fmt: skip
+    assert (reading.node, reading.contraction, reading.features) == (2, (0, 0), (1, 1))
+    # An input tile has 128 rows of the contraction and 16 columns: 16 registers, each of 8 x 128.
+    assert tile_quantities(reading, config)["input_bytes"].tolist() == [16 * 4096]
+    large, root = (node_row(shape, [0, 1], "f32", root=shape[0] == 8) for shape in ([800, 128], [8, 128]))
+    opcodes, edges = ["parameter", "add", "add"], [[1, 0], [2, 1]]
+    for nodes, owner in (([large, root, large], 1), ([large, large, large], 2)):
+        reading, _ = reading_and_config(nodes, opcodes, edges, output=[1, 1])
+        assert (reading.operation, reading.node) == ("loop", owner)
+    tuple_node = node_row([], [], "f32", root=True)
+    reading, _ = reading_and_config([root, large, tuple_node], ["add", "add", "tuple"], [[2, 0], [2, 1]], output=[1, 1])
+    assert (reading.operation, reading.node, reading.output.sizes.tolist()) == ("loop", 1, [800, 128])
+    reduced = node_row([800], [0], "f32", root=True)
+    reading, _ = reading_and_config([large, reduced], ["add", "reduce"], [[1, 0]], output=[1, 1])
+    assert (reading.operation, reading.node, reading.output.sizes.tolist()) == ("reduction", 1, [800, 128])
+
+
+def test_files_without_layouts_are_row_major_and_vectors_take_whole_registers() -> None:
+    plain = node_row([24, 256], [0, 1], "bf16", root=True)
+    plain[tpu_tiles.LAYOUT] = 0
+    assert tiled_tensor(plain).order == (0, 1) and tiled_tensor(plain).units.tolist() == [16, 128]
+    vector = tiled_tensor(node_row([3000], [0], "f32", root=True))
+    assert vector.registers.tolist() == [3] and vector.register_bytes == 4096
+    column_major = tiled_tensor(node_row([24, 256], [1, 0], "f32", root=True))
+    assert column_major.sizes.tolist() == [256, 24] and column_major.position(0) == 1
 
 
 def test_the_quantities_of_a_product_and_of_an_elementwise_kernel_are_those_worked_out_by_hand() -> None:

@@ -24,7 +24,7 @@ from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import
 from tilewise.costmodel.data.importers.build import gpu_name_in
 from tilewise.costmodel.data.importers.record_table import LoggedConfigs
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
-from tilewise.costmodel.data.importers.vllm import read_rows
+from tilewise.costmodel.data.importers.vllm import TunedRow, alternatives, read_rows
 from tilewise.costmodel.data.schema import NODE_COLUMN, Schema
 from tilewise.costmodel.data.shards import read_folder
 from tilewise.costmodel.models.scorer import shipped_scorer
@@ -391,6 +391,52 @@ def test_a_tuned_row_is_the_winner_among_the_configurations_of_the_search_list(t
         columns = dict(zip(data.schema.config_features, kernel.config_feat[kernel.runtime.argmin()], strict=True))
         assert columns["BLOCK_SIZE_N"] == 64 and columns["stages"] == 3 and columns["warps"] == 4
     assert "not a time" in json.loads((tmp_path / "out/schema.json").read_text())["runtime"]
+
+
+def test_alternatives_are_all_other_tiles_and_each_other_setting_of_the_search_list():
+    family, sizes, device = "fused_moe", {"m": 1}, "NVIDIA_H200"
+    # NVIDIA: 5 x 4 x 3 tiles, and 3 + 1 + 3 other settings. AMD: 5 x 5 x 4 tiles, and 4 + 3 + 1 other settings.
+    for name, config, tiles, others in (
+        (device, TUNED_ROW, 60, 7),
+        ("AMD_Instinct_MI300X", TUNED_ROW, 100, 8),
+        ("AMD_Radeon", TUNED_ROW | {"waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 2}, 100, 8 + 3 + 1 + 1),
+    ):
+        rows = [dict(row) for row in alternatives(TunedRow(family, sizes, name, config))]
+        assert len({tuple(sorted(row.items())) for row in rows}) == len(rows) == tiles - 1 + others
+        assert config not in rows
+        for row in rows:
+            exact = [value for key, value in row.items() if key not in ("num_stages", "waves_per_eu")]
+            assert all(value & (value - 1) == 0 and value for value in exact)  # as Triton needs
+    update = {"BLOCK_SIZE_M": 8, "num_warps": 4}
+    rows = list(alternatives(TunedRow("selective_state_update", sizes, device, update)))
+    assert len(rows) == 4 + 3 and all(value & (value - 1) == 0 for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("settings, skipped", [(20, 0), (21, 1)])
+def test_a_tuned_row_has_at_most_twenty_settings(settings, skipped):
+    row = TUNED_ROW | {f"s{number}": (1 << 24) - 1 for number in range(settings - len(TUNED_ROW))}
+    good, wrong = {"1": row, "16777215": TUNED_ROW}, {"0": row, "16777216": row, "x": row, "2": row | {"s": 1 << 24}}
+    reasons, text = [], json.dumps(good | wrong | {"3": row | {"s": -1}, "4": row | {"s": True}})
+    rows = list(read_rows(Source(TUNED_NAME, io.BytesIO(text.encode())), reasons.append))
+    assert len(rows) == 2 - skipped and len(reasons) == 6 + skipped
+    assert rows[-1].sizes["m"] == (1 << 24) - 1
+
+
+def test_as_many_parameters_as_the_limit_says_are_read(tmp_path, monkeypatch):
+    (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": [[{"a": 1, "b": 2}, 1.0]]}))
+    monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_COLUMNS", 2)
+    assert import_logs("inductor", [tmp_path / "log"], tmp_path / "out").kernels == 1
+    monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_COLUMNS", 1)
+    with pytest.raises(FileFormatError, match="2 different parameters; at most 1"):
+        import_logs("inductor", [tmp_path / "log"], tmp_path / "refused")
+
+
+def test_a_kernel_of_which_nothing_ran_is_counted_once(tmp_path):
+    rows = [{"name": "mm", "sizes": {"m": m}, "choices": [[{"b": 1}, time]]} for m, time in ((1, None), (2, 0.5))]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
+    report = import_logs("inductor", [tmp_path / "log"], tmp_path / "out")
+    assert (report.kernels, report.failures) == (1, 1)
+    assert report.skipped == {"a kernel with no configuration that ran": 1}
 
 
 def test_damaged_tuned_files_are_read_in_part_or_refused_in_a_sentence():
