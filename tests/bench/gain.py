@@ -1,4 +1,4 @@
-"""What cheats gain over the honest plugin: `python -m tests.bench.gain [NAMES]` runs both, interleaved.
+"""What cheats gain over the honest plugin with the same algorithm: `python -m tests.bench.gain [NAMES]`, interleaved.
 
 Prints the score of each harmless cheat relative to the honest entry's, with its parts; medians of ROUNDS runs.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.bench.honest import SETTINGS
 from tests.bench.test_cheats import CHEATS
-from tests.bench.test_plugins import HONEST
+from tests.bench.test_plugins import completed
 from tilewise.bench.scoring import Score
 from tilewise.errors import TilewiseError
 from tilewise_arena.sandbox import score_plugin
@@ -29,9 +29,9 @@ def main() -> None:
     names = options.names or [name for name, text in texts.items() if text.startswith("# harmless:")]
     settings = replace(SETTINGS, practice=True)
     for name in names:
-        scores: dict[str, list[Score]] = {"honest": [], name: []}
+        scores: dict[str, list[Score]] = {name: [], "honest": []}
         for _ in range(options.rounds):
-            for side, text in (("honest", HONEST), (name, texts[name].replace("# honest", HONEST))):
+            for side, text in zip(scores, completed(texts[name]), strict=True):
                 with tempfile.TemporaryDirectory(prefix="tilewise-gain-") as folder:
                     path = Path(folder) / "plugin.py"
                     path.write_text(text)

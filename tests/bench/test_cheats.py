@@ -2,7 +2,7 @@
 
 `# refused: words` must be rejected with one of these words; `refused with weights.bin` is handed in with a file of one
 byte; `harmless` is scored, and gains nothing by it; `harmless, memory below X` has a memory gain below X. `# honest`
-stands for the honest plugin's text.
+and `# honest by hand` stand for an honest plugin's text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_plugins import HONEST
+from tests.bench.test_plugins import completed
 from tilewise.bench import Rejected, Settings, TooNoisy
 from tilewise.bench.scoring import combined
 from tilewise_arena.sandbox import bubblewrap, host, score_plugin
@@ -37,7 +37,7 @@ def test_a_cheat_gets_its_sentence(
     first, _, text = cheat.read_text().partition("\n")
     header = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?(?:, memory below ([\d.]+))?: (.+)", first)
     assert header is not None
-    (tmp_path / "plugin.py").write_text(text.replace("# honest", HONEST))
+    (tmp_path / "plugin.py").write_text(completed(text)[0])
     if header[2]:
         (tmp_path / "weights.bin").write_bytes(b"x")
     settings = replace(quick, runs=12)

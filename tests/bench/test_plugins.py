@@ -43,6 +43,29 @@ def load(event, folder):
             return np.asarray(model(Tensor(x)))
     return answer
 """
+BY_HAND = """
+import numpy as np
+from tilewise import models
+
+def load(event, folder):
+    arrays = [tensor.data for _, tensor in models.pretrained("mlp").named_tensors()]
+    layers = [(np.ascontiguousarray(arrays[i].T), arrays[i + 1]) for i in range(0, len(arrays), 2)]
+    def answer(x):
+        for at, (weight, bias) in enumerate(layers):
+            x = x @ weight + bias
+            x = np.maximum(x, 0) if at + 1 < len(layers) else x
+        return x
+    return answer
+"""
+
+
+def completed(text: str) -> tuple[str, str]:
+    """Return a cheat's whole text, and that of the honest plugin with the same algorithm.
+
+    The line `# honest by hand` stands for the honest plugin's text in plain NumPy, `# honest` for the usual one.
+    """
+    honest = BY_HAND if "# honest by hand" in text else HONEST
+    return text.replace("# honest by hand", honest).replace("# honest", honest), honest
 
 
 @pytest.fixture

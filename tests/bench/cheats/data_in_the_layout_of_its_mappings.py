@@ -1,4 +1,4 @@
-# harmless: addresses of mappings without pages as a memory
+# refused: more than the 4,096 memory mappings
 # honest
 
 import ctypes

@@ -2,8 +2,9 @@
 
 CPU time that the plugin uses while no question is open is counted apart from its time on questions. Its memory is the
 larger of the growth of its resident set and the pages that it changed or added since a reference process was forked
-(see `process.fork_memory_reference`), plus the whole scratch folder if it ever created a file there. All of it comes
-from the kernel; nothing that the process reports about itself is trusted.
+(see `process.fork_memory_reference`), plus the whole scratch folder if it ever created a file there. Pages of files
+that it maps are added pages too. All of it comes from the kernel; nothing that the process reports about itself is
+trusted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import math
 import os
 import random
+import re
 import select
 import struct
 import subprocess
@@ -23,7 +25,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,15 @@ from tilewise_arena.sandbox import bubblewrap, wire
 Array = npt.NDArray[Any]
 _ANSWER_SECONDS = 60.0  # for loading, and for each answer; arbitrary, the slowest baseline takes about four seconds
 _BUSY_SHARE = 0.1  # share of an answer's time spent waiting for a CPU core from which on the machine is at fault
-_MOST_NAMES, _NAME_BYTES = 256, 1024  # files in the scratch folder (arbitrary), and kernel memory per file (estimated)
+# A mapping in /proc/PID/smaps: addresses, rights, offset, device and inode of the file, its name, and sizes in KiB.
+_MAPPING = re.compile(
+    r"^[\da-f]+-[\da-f]+ \S+ \S+ (?P<file>\S+ \d+).*\n(?:.*\n)*?Rss: +(?P<resident>\d+)"
+    r"(?:.*\n)*?Private_Dirty: +(?P<dirty>\d+)",
+    re.MULTILINE,
+)
+# Files in the scratch folder, mappings of a process (both arbitrary, the latter ten times an honest plugin's), and
+# kernel memory per file (estimated).
+_MOST_NAMES, _MOST_MAPPINGS, _NAME_BYTES = 256, 4096, 1024
 
 
 @dataclass
@@ -56,9 +66,11 @@ class Host:
     rss_before: int = 0
     idle: float = 0.0  # CPU seconds while none was open
     own: int = 0  # peak bytes of private memory
+    files: int = 0  # peak bytes of clean pages of files that the plugin mapped
     quickest: float = math.inf  # seconds of the fastest answer, without waiting for a CPU core
     _cpu: float = 0.0
     _empty_scratch: int = 0  # time of the last change of the scratch folder before the plugin was loaded
+    _files_before: set[str] = field(default_factory=set)  # mapped before the plugin was loaded
 
     def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
         """Send a question (input array) to the plugin; return its answer and the seconds it took.
@@ -90,6 +102,7 @@ class Host:
         self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.pid) - waited))
         if watched:
             self._sample_memory()
+            self._sample_files()
         return wire.decode(content, layout), seconds
 
     def load(self) -> None:
@@ -102,6 +115,7 @@ class Host:
             self.pid = self.child.program_pid()
             self.rss_before = _status_bytes(self.pid, "status", "VmRSS")
             self._empty_scratch = self._scratch().stat().st_ctime_ns
+            self._files_before = set(_clean_pages_by_file(self.pid))
             wire.send(asking, struct.pack("<I", len(program)) + program, deadline)
             self._watch(deadline)
             wire.receive(answering, 1, deadline)
@@ -163,7 +177,7 @@ class Host:
             raise Rejected("plugin failed", f"the {self.role} ended before its memory was measured")
         unused = self._scratch().stat().st_ctime_ns == self._empty_scratch
         scratch = 0 if unused else bubblewrap.SCRATCH_BYTES + _MOST_NAMES * _NAME_BYTES
-        return max(peak - self.rss_before, self.own, between_samples, least) + scratch
+        return max(peak - self.rss_before, max(self.own, between_samples) + self.files, least) + scratch
 
     def _watch(self, deadline: float) -> None:
         """Sample the plugin's memory until it answers; raise Late at `deadline` (monotonic seconds).
@@ -184,6 +198,14 @@ class Host:
                 raise Rejected(
                     "plugin failed", f"the plugin created more than the {_MOST_NAMES:,} files and folders allowed"
                 )
+
+    def _sample_files(self) -> None:
+        """Update the peak of the clean pages of files mapped since loading; reject a plugin with too many mappings.
+
+        Unmapping a library does not make up for them, as it would in the growth of the resident set.
+        """
+        pages = _clean_pages_by_file(self.pid)
+        self.files = max(self.files, sum(size for file, size in pages.items() if file not in self._files_before))
 
     def _scratch(self) -> Path:
         """Return the path, outside of the sandbox, of the plugin's scratch folder."""
@@ -212,6 +234,18 @@ def _status_bytes(pid: int, file: str, name: str) -> int:
     except (OSError, ValueError, IndexError):
         pass
     return 0
+
+
+def _clean_pages_by_file(pid: int) -> dict[str, int]:
+    """Return the resident bytes of a process that are not private and dirty, by mapped file (device and inode)."""
+    pages: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/maps").read_bytes().count(b"\n") > _MOST_MAPPINGS:
+            raise Rejected("plugin failed", f"the plugin has more than the {_MOST_MAPPINGS:,} memory mappings allowed")
+        for mapping in _MAPPING.finditer(Path(f"/proc/{pid}/smaps").read_text(errors="replace")):
+            clean_bytes = 1024 * (int(mapping["resident"]) - int(mapping["dirty"]))
+            pages[mapping["file"]] = pages.get(mapping["file"], 0) + clean_bytes
+    return pages
 
 
 @dataclass(frozen=True)
