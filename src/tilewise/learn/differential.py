@@ -1,8 +1,7 @@
 """Differential checks: an answer is compared with a reference on many inputs; its mistake is inferred from all results.
 
-A wrong answer is compared with what known mistakes give (the files in `mistakes/`); the one that agrees with most wrong
-results names the mistake. If none does, the feedback describes what is wrong (a sign, a factor, another order, some
-inputs only) and repeats the rule.
+The feedback describes what is wrong (a sign, a factor, another order, some inputs only) and repeats the rule. Where
+this says too little, an exercise lists mistakes with their hints; the one that agrees with most wrong results is named.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from tilewise.learn.checking import AnswerFailed, Wrong, short
 
 Function = Callable[..., Any]
 Fault = Callable[..., str]
-Mistakes = list[tuple[str, Function]]  # a hint, and a function that makes the mistake
+Mistakes = Sequence[tuple[str, Function]]  # a hint, and a function that makes the mistake
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Example:
 class _Outcome:
     """Result of one call of the reader's function, with the reference's (`right`) and what is wrong.
 
-    For a tuple or dict, it is about one part of the result.
+    If a dict is wrong, it is about the value of one `key`.
     """
 
     case: Example
@@ -45,25 +43,34 @@ class _Outcome:
     result: Any
     right: Any
     complaint: str  # empty if the result is right
+    key: str | None = None
 
 
 def differential(
     reference: Function,
     cases: Callable[[], Sequence[Example]],
-    hint: str,
+    draw: Callable[[np.random.Generator], tuple[Any, ...]],
+    hint: str | dict[str, str],
     *,
+    mistakes: Mistakes = (),
     fault: Fault | None = None,
     tolerance: float = 1e-6,
 ) -> Callable[[Function], None]:
     """Return the check of an exercise, which compares the reader's function with `reference` on all `cases`.
 
-    `fault(result, right, *args)` returns what is wrong with a result, or "", where several results are right; by
-    default, it has to be close to the reference's. `hint` is the feedback if the mistake is not recognized.
+    An answer that passes them is also called with random arguments from `draw`, and then with all arguments again, in
+    another order. `fault(result, right, *args)` returns what is wrong with a result, or "", where several results are
+    right; by default, it has to be close to the reference's. `hint` is the rule that the feedback repeats, or one rule
+    for each key of the result.
     """
 
     def check(answer: Function) -> None:
         """Call the answer on every case; raise Wrong, with the hint for the most likely mistake, if any fails."""
         trials = [_run_case(answer, reference, case, fault, tolerance) for case in cases()]
+        if not any(trial.complaint for trial in trials):
+            rng = np.random.default_rng(0)
+            examples = [Example(draw(rng)) for _ in range(24)]  # takes milliseconds
+            trials += [_run_case(answer, reference, case, fault, tolerance) for case in examples]
         stopped = [trial for trial in trials if isinstance(trial.result, AnswerFailed)]
         wrong = [trial for trial in trials if trial.complaint and trial not in stopped]
         if stopped and (len(stopped) == len(trials) or not wrong):
@@ -71,11 +78,13 @@ def differential(
             raise AnswerFailed(str(stopped[0].result) if everywhere else stopped[0].complaint)
         if wrong:
             returned = [trial for trial in trials if trial not in stopped]
-            advice = _infer_mistake(returned, reference, hint, tolerance) or ("" if stopped else _where(trials)) + hint
+            rule = hint if isinstance(hint, str) else hint[wrong[0].key or ""]
+            advice = _infer_mistake(returned, mistakes, rule, tolerance) or ("" if stopped else _where(trials)) + rule
             raise Wrong(f"{wrong[0].call} {wrong[0].complaint}{advice}")
-        first = cases()[0]
-        if not close(answer(*first.args, **first.options), trials[0].result, tolerance):
-            raise Wrong(f"{trials[0].call} gave another result when it was called again: use nothing but the arguments")
+        for trial in reversed(trials):
+            again = answer(*copy.deepcopy(trial.case.args), **trial.case.options)
+            if not close(again, trial.result, tolerance):
+                raise Wrong(f"{trial.call} gave another result when it was called again: use nothing but the arguments")
 
     return check
 
@@ -95,27 +104,19 @@ def _run_case(answer: Function, reference: Function, case: Example, fault: Fault
         if not close(mine, theirs, 0):
             raise Wrong(f"{call} changed the caller's {name}: work on a copy")
     right = reference(*case.args, **case.options)
+    if isinstance(right, tuple) and isinstance(result, np.ndarray) and result.ndim:
+        result = tuple(result)
     if complaint := _wrong_form(result, right):
         raise Wrong(f"{call} gave {complaint}")
     if fault is not None:
         return _Outcome(case, call, result, right, fault(result, right, *case.args))
-    # Of a tuple or a dict, only the first part that is wrong is looked at.
-    for key, part in _items(right):
-        theirs = result[key] if key is not None else result
-        if not close(theirs, part, tolerance):
-            where = "" if key is None else f"[{key!r}]"
-            return _Outcome(case, call + where, result, right, _difference(theirs, part))
-    return _Outcome(case, call, result, right, "")
-
-
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, part) for the parts of a tuple or dict; (None, value) for any other value."""
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, tuple):
-        yield from enumerate(value)
-    else:
-        yield None, value
+    if close(result, right, tolerance):
+        return _Outcome(case, call, result, right, "")
+    if not isinstance(right, dict):
+        return _Outcome(case, call, result, right, _difference(result, right))
+    key = next(key for key, value in right.items() if not close(result[key], value, tolerance))
+    mine, theirs = right[key], result[key]
+    return _Outcome(case, f"{call}[{key!r}]", theirs, mine, _wrong_form(theirs, mine) or _difference(theirs, mine), key)
 
 
 def _wrong_form(result: Any, right: Any) -> str:
@@ -172,26 +173,7 @@ def close(a: Any, b: Any, tolerance: float) -> bool:
 # --- the mistake behind the wrong results ---
 
 
-def known_mistakes(reference: Function) -> Mistakes:
-    """Return an exercise's known mistakes, as hints with the functions that make them, from its lesson's file.
-
-    A line is a hint; the indented lines below it are expressions of the exercise's arguments that make this mistake.
-    """
-    names, lesson = list(inspect.signature(reference).parameters), reference.__module__.rpartition(".")[2]
-    text = (files("tilewise.learn") / "mistakes" / f"{lesson}.txt").read_text(encoding="utf-8")
-    section = text.partition(f"@ {reference.__name__}\n")[2].partition("\n@ ")[0]
-    hint, mistakes = "", []
-    for line in section.splitlines():
-        if line.startswith(" "):
-            # The expression is part of this package, as the exercise is.
-            code = f"lambda {', '.join(names)}: {line.strip()}"
-            mistakes.append((hint, eval(code, reference.__globals__)))  # noqa: S307
-        else:
-            hint = line
-    return mistakes
-
-
-def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, tolerance: float) -> str:
+def _infer_mistake(trials: list[_Outcome], mistakes: Mistakes, rule: str, tolerance: float) -> str:
     """Return the hint of the mistake that explains all wrong results, or else of one that explains most of them.
 
     A description of the results, such as a constant factor, is followed by the exercise's `rule`.
@@ -209,24 +191,39 @@ def _infer_mistake(trials: list[_Outcome], reference: Function, rule: str, toler
     def on_trial(function: Function) -> Function:
         return lambda trial: function(*copy.deepcopy(trial.case.args), **trial.case.options)
 
-    scores = [(agreement(on_trial(function)), text) for text, function in known_mistakes(reference)]
-    best, text = max(scores, key=lambda entry: entry[0], default=((0, 0), ""))
-    if best[0] == len(wrong):
-        return text
+    scores = [(agreement(on_trial(function)), text) for text, function in mistakes]
+    (explained, contradicted), text = max(scores, key=lambda entry: sum(entry[0]), default=((0, 0), ""))
+    if (explained, contradicted) == (len(wrong), 0):
+        return f"{text}; {rule}"
     for symptom, candidate in _changed_results(wrong[0]):
-        if agreement(candidate) == (len(wrong), 0):
+        agrees = agreement(candidate)
+        if agrees == (len(wrong), 0):
             return f"{symptom}; {rule}"
+        if agrees[0] == len(wrong) > 1:
+            return f"{_where(trials) or 'where it is wrong, '}{symptom}; {rule}"
     dtype, right = (getattr(value, "dtype", None) for value in (wrong[0].result, wrong[0].right))
-    if right == np.float64 and dtype in (np.float16, np.dtype(int)):
+    if right == np.float64 and dtype is not None and (dtype.kind in "iu" or dtype == np.float16):
         return f"its dtype is {dtype}: {'16 bits are too few' if dtype == np.float16 else 'it has no fractions'}"
-    return text if 2 * best[0] > len(wrong) else ""
+    if all(_is_near(trial) for trial in wrong):
+        return f"it is near, but not exact: do not round or cut; {rule}"
+    return f"{text}; {rule}" if 2 * explained > len(wrong) and explained + contradicted > 0 else ""
+
+
+def _is_near(trial: _Outcome) -> bool:
+    try:
+        return np.shape(trial.result) == np.shape(trial.right) and np.allclose(
+            trial.result, trial.right, rtol=0.01, atol=0
+        )
+    except (TypeError, ValueError):
+        return False
 
 
 def _attempt(candidate: Function, trial: _Outcome) -> Any:
     """Apply a candidate mistake to a trial; None if it raises."""
     try:
         with np.errstate(all="ignore"):
-            return candidate(trial)
+            value = candidate(trial)
+            return value[trial.key] if isinstance(value, dict) and trial.key else value
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # impossible for these arguments
         return None
 
@@ -235,7 +232,7 @@ def _where(trials: list[_Outcome]) -> str:
     """Return which cases are wrong as part of a sentence, if others are right; else ""."""
     wrong = [trial for trial in trials if trial.complaint]
     places = list(dict.fromkeys(trial.case.about for trial in wrong))
-    if len(wrong) == len(trials) or "" in places:
+    if len(wrong) == len(trials) or "" in places or len(places) > 4:  # a longer list helps nobody
         return ""
     return f"it is wrong only {' and '.join(places)}; "
 
@@ -279,12 +276,15 @@ def _changed_results(first: _Outcome) -> Iterator[tuple[str, Function]]:
     except (TypeError, ValueError, IndexError):
         return
     yield f"it is {value:g} for every input", lambda trial: np.full(np.shape(trial.right), value)
-    factor, offset = value / right if right else np.nan, value - right
-    if not (np.isfinite(factor) and np.isfinite(offset)):
+    if right:
+        factor = value / right**2
+        yield f"it is {factor:.4g} times the square of the right value", each(lambda value: value**2 * factor)
+    ratio, offset = value / right if right else np.nan, value - right
+    if not (np.isfinite(ratio) and np.isfinite(offset)):
         return
-    power_of_ten = abs(np.log10(factor) - round(np.log10(factor))) < 1e-9 if factor > 0 else False
+    power_of_ten = abs(np.log10(ratio) - round(np.log10(ratio))) < 1e-9 if ratio > 0 else False
     look = "look at the units" if power_of_ten else "look for a constant factor"
-    yield f"it is {factor:.4g} times the right value: {look}", each(lambda value: value * factor)
+    yield f"it is {ratio:.4g} times the right value: {look}", each(lambda value: value * ratio)
     yield f"it is always {abs(offset):g} too {'large' if offset > 0 else 'small'}", each(lambda value: value + offset)
 
 

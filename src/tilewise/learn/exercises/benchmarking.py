@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.learn.checking import Exercise, Wrong, require
-from tilewise.learn.differential import Example, differential, known_mistakes
+from tilewise.learn.differential import Example, Mistakes, close, differential
 
 Functions = dict[str, Callable[[], Any]]
 Clock = Callable[[], float]
@@ -44,19 +44,14 @@ def take_turns(names: str, rounds: int) -> Any:
     return _simulate(_time_calls, names, rounds)
 
 
-def _time_calls(
-    functions: Functions, rounds: int, clock: Clock, before: int = 0, inside: int = 1, stop: Any = None
-) -> Times:
-    """Time `inside` calls of each function in each round, after `before` untimed calls: a (mistaken) `take_turns`."""
+def _time_calls(functions: Functions, rounds: int, clock: Clock) -> Times:
+    """Time each function once in each round, as the answer has to."""
     times: Times = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            for _ in range(before):
-                function()
             start = clock()
-            for _ in range(inside):
-                function()
-            times[name].append(stop(clock()) if stop else clock() - start)
+            function()
+            times[name].append(clock() - start)
     return times
 
 
@@ -65,31 +60,12 @@ def _changed(names: str, rounds: int, transform: Callable[[Any], Any]) -> Any:
     return {name: transform(seconds) for name, seconds in times.items()}, calls
 
 
-def _one_after_another(functions: Functions, rounds: int, clock: Clock) -> Times:
-    return {name: _time_calls({name: function}, rounds, clock)[name] for name, function in functions.items()}
-
-
-def _averaged(functions: Functions, rounds: int, clock: Clock) -> Times:
-    return {name: [sum(t) / rounds] * rounds for name, t in _one_after_another(functions, rounds, clock).items()}
-
-
-def _clock_once_a_round(functions: Functions, rounds: int, clock: Clock) -> Times:
-    """Start the clock once per round instead of once per call: a mistaken `take_turns`."""
-    times: Times = {name: [] for name in functions}
-    for _ in range(rounds):
-        start = clock()
-        for name, function in functions.items():
-            function()
-            times[name].append(clock() - start)
-    return times
-
-
 def _turns_fault(result: Any, right: Any, names: str, rounds: int) -> str:
     """Return what is wrong with the times, or with the order of the calls; "" if nothing is."""
     (times, calls), costs = result, right[0]
     for name in names:
-        if not isinstance(times[name], list):
-            return f"gave {times[name]!r:.60} for {name!r}: give a list with the time of each round; "
+        if not isinstance(times[name], list) or not all(isinstance(time, int | float) for time in times[name]):
+            return f"gave {times[name]!r:.60} for {name!r}: give a list with the time of each round, in seconds; "
         if len(times[name]) != rounds:
             gave = f"gave {len(times[name])} times for {name!r}, and each function is called once a round"
             return f"{gave}: one time for each of the {rounds} rounds was asked for, in its own list; "
@@ -106,11 +82,56 @@ def _turns_fault(result: Any, right: Any, names: str, rounds: int) -> str:
     return ""
 
 
+MISTAKES: dict[str, Mistakes] = {
+    "take_turns": [
+        (
+            "clock() gives seconds",
+            lambda names, rounds: _changed(names, rounds, lambda times: [1e3 * t for t in times]),
+        ),
+        ("keep the order of the rounds: do not sort", lambda names, rounds: _changed(names, rounds, sorted)),
+    ],
+    "ratio_interval": [
+        ("a mean follows a few slow runs: take medians", lambda old, new: _bootstrap(old, new, np.mean)),
+        ("take medians, not the minimum", lambda old, new: _bootstrap(old, new, np.min)),
+        ("divide, do not subtract", lambda old, new: _bootstrap(old, new, combine=np.subtract)),
+        (
+            "it is upside down: median(old) / median(new)",
+            lambda old, new: _bootstrap(old, new, combine=lambda a, b: b / a),
+        ),
+        ("that is its logarithm: take exp", lambda old, new: _bootstrap(old, new, combine=lambda a, b: np.log(a / b))),
+        ("5 % off each side leave 90 %", lambda old, new: _bootstrap(old, new, ends=(5, 95))),
+        ("0.5 % off each side leave 99 %", lambda old, new: _bootstrap(old, new, ends=(0.5, 99.5))),
+        ("nothing is cut off", lambda old, new: _bootstrap(old, new, ends=(0, 100))),
+        ("one standard deviation leaves 68 %", lambda old, new: _bootstrap(old, new, ends=(15.9, 84.1))),
+        ("np.percentile takes percent, np.quantile shares", lambda old, new: _bootstrap(old, new, ends=(0.025, 0.975))),
+        ("new is not drawn again", lambda old, new: _bootstrap(old, new, resample="old")),
+        ("old is not drawn again", lambda old, new: _bootstrap(old, new, resample="new")),
+        ("fewer draws than there are times make it wider", lambda old, new: _bootstrap(old, new, share=0.5)),
+        ("without replacement, medians stay the same", lambda old, new: 2 * (np.median(old) / np.median(new),)),
+        (
+            "take medians of resampled lists, not percentiles of single ratios",
+            lambda old, new: np.percentile(old / new, (2.5, 97.5)),
+        ),
+    ],
+    "score": [
+        (
+            "below the floor the score is 0",
+            lambda gains, accuracy, floor: score(gains, 1, 0),
+        ),
+        (
+            "below the floor the score is 0, not above it",
+            lambda gains, accuracy, floor: 0.0 if accuracy > floor else score(gains, 1, 0),
+        ),
+    ],
+}
+
 _check_turns = differential(
     take_turns,
     lambda: [Example(("ab", 6)), Example(("abc", 4)), Example(("a", 3), "for one function")],
+    lambda rng: ("".join(rng.permutation(list("abcd"))[: rng.integers(1, 5)]), int(rng.integers(1, 7))),
     "read the clock just before and just after each call",
     fault=_turns_fault,
+    mistakes=MISTAKES["take_turns"],
 )
 
 
@@ -135,13 +156,13 @@ _TRIALS = 12  # enough to tell a 90 % interval, 0.84 times as wide, from one of 
 Ends = tuple[float, float]
 
 
-def _samples() -> list[tuple[Any, Any]]:
+def _samples(count: int = 60, count_new: int = 60) -> list[tuple[Any, Any]]:
     """Return pairs of timing samples to test, skewed as real timings are."""
     rng = np.random.default_rng(0)
     pairs = []
     for _ in range(_TRIALS):
-        old, new = rng.lognormal(0.0, 0.2, 60), rng.lognormal(-0.5, 0.2, 60)
-        old[rng.permutation(60)[:6]] *= 5  # a few slow runs, which a median ignores and a mean does not
+        old, new = rng.lognormal(0.0, 0.2, count), rng.lognormal(-0.5, 0.3, count_new)
+        old[rng.permutation(count)[: count // 10]] *= 5  # a few slow runs, which a median ignores and a mean does not
         pairs.append((old, new))
     return pairs
 
@@ -155,14 +176,17 @@ def _bootstrap(
     new: Any,
     statistic: Any = np.median,
     ends: Sequence[float] = (2.5, 97.5),
-    draws: int = 60,
+    share: float = 1,
     resample: str = "both",
     combine: Any = np.divide,
     ratios: int = 250,
 ) -> Ends:
-    """Compute a bootstrap interval of the ratio of medians, or, by other settings, that of a common mistake."""
+    """Compute a bootstrap interval of the ratio of medians, or, by other settings, that of a common mistake.
+
+    `share` is the number of draws from a list, relative to its length.
+    """
     rng = np.random.default_rng(1)
-    rows = [rng.integers(0, 60, (ratios, draws)) for _ in range(2)]
+    rows = [rng.integers(0, len(samples), (ratios, round(share * len(samples)))) for samples in (old, new)]
     values = [statistic(samples[at], axis=1) for samples, at in zip((old, new), rows, strict=True)]
     for at, name in enumerate(("old", "new")):
         if resample not in ("both", name):
@@ -171,21 +195,9 @@ def _bootstrap(
     return float(low), float(high)
 
 
-def _draw(samples: Any, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).choice(samples, 4000)
-
-
-def _ends(old: Any, new: Any, resampled: int) -> Any:
-    """Return the ratios of the ends of two separate intervals, of resampled medians or of the samples."""
-    (low, high), (low_new, high_new) = (
-        _bootstrap(s, s, combine=lambda a, b: a) if resampled else np.percentile(s, (2.5, 97.5)) for s in (old, new)
-    )
-    return low / high_new, high / low_new
-
-
 def _interval(answer: Callable[..., Any]) -> None:
     """Check the exercise `ratio_interval`: its use of the generator, order, and mean position of its ends."""
-    intervals = [_interval_of(answer, old, new, trial) for trial, (old, new) in enumerate(_samples())]
+    intervals = _intervals(answer, _samples())
     old, new = _samples()[0]
     seeds = [_interval_of(answer, old, new, seed) for seed in range(4)]
     changes = len(set(seeds)) > 1
@@ -193,9 +205,7 @@ def _interval(answer: Callable[..., Any]) -> None:
     for low, high in intervals:
         text = f"ratio_interval gave ({low:.3f}, {high:.3f}): "
         require(low <= high, f"{text}give the lower end of the interval, then the upper one")
-    right = np.mean([_bootstrap(*pair, ratios=2000) for pair in _samples()], axis=0)
-    ends = np.mean(intervals, axis=0)
-    centre, width = ends.sum() / right.sum(), (ends[1] - ends[0]) / (right[1] - right[0])
+    ends, right, centre, width = _compare_ends(intervals, _samples())
     gave, expected = (f"({low:.3f}, {high:.3f})" for low, high in (ends, right))
     text = f"ratio_interval gave {gave} on average, and {expected} is right: "
     noise = float(np.std(seeds, axis=0).max()) / max(ends[1] - ends[0], right[1] - right[0])
@@ -206,16 +216,40 @@ def _interval(answer: Callable[..., Any]) -> None:
     low, high = _interval_of(answer, 2 * times, times, 0)
     advice = "old[i] and new[i] are no pair: take the median of each list, and resample each by itself"
     require(high - low > 0.1, f"ratio_interval gave ({low:.3f}, {high:.3f}) where old is 2 * new: {advice}")
+    ends, right, _, width = _compare_ends(_intervals(answer, _samples(20, 180)), _samples(20, 180))
+    gave, expected = (f"({low:.3f}, {high:.3f})" for low, high in (ends, right))
+    advice = "resample each list by itself, with as many draws as there are times in it"
+    text = f"ratio_interval gave {gave} on average for 20 old and 180 new times, and {expected} is right: "
+    require(0.88 < width < 1.14, text + advice)
     # Of the width, simulated: a thousand ratios give at most 0.04, two hundred 0.05, the extremes of twenty 0.065.
     require(noise <= 0.06, f"ratio_interval gave {seeds[0]}, then {seeds[1]} for the same times: {noisy}")
     require(changes, "another rng gave the same interval: draw with rng, the argument, and nothing else")
+
+
+def _intervals(answer: Callable[..., Any], samples: list[tuple[Any, Any]]) -> list[Ends]:
+    """Call the answer on a few samples, and on all of them unless these few are clearly right."""
+    intervals: list[Ends] = []
+    for count in (4, _TRIALS):
+        for trial in range(len(intervals), count):
+            intervals.append(_interval_of(answer, *samples[trial], trial))
+        *_, centre, width = _compare_ends(intervals, samples)
+        if abs(centre - 1) < 0.03 and abs(width - 1) < 0.05:
+            break
+    return intervals
+
+
+def _compare_ends(intervals: list[Ends], samples: list[tuple[Any, Any]]) -> tuple[Any, Any, float, float]:
+    """Return the mean ends, the right ones, and the ratios of their centres and widths."""
+    ends = np.mean(intervals, axis=0)
+    right = np.mean([_bootstrap(*pair, ratios=2000) for pair in samples[: len(intervals)]], axis=0)
+    return ends, right, ends.sum() / right.sum(), (ends[1] - ends[0]) / (right[1] - right[0])
 
 
 def _interval_of(answer: Callable[..., Any], old: Any, new: Any, seed: int) -> Ends:
     """Call the answer with a new generator; raise Wrong if it changes its arguments."""
     mine = old.copy(), new.copy()
     result = answer(*mine, np.random.default_rng(seed))
-    require(np.array_equal(mine, (old, new)), "ratio_interval changed the caller's times: work on a copy")
+    require(close(mine, (old, new), 0), "ratio_interval changed the caller's times: work on a copy")
     two = (
         isinstance(result, tuple | list | np.ndarray)
         and len(result) == 2
@@ -233,14 +267,14 @@ def _nearest_mistake(ends: Any, width: float) -> str:
     distances = [(float(np.abs(position - ends).max() / width), hint) for hint, position in _mistaken_places()]
     distance, hint = min(distances, key=lambda entry: entry[0])
     advice = "a thousand ratios or more of medians, each of as many draws from its own list as there are times"
-    return hint if distance < 0.1 else f"cut 2.5 % off each side, of {advice}"
+    return f"{f'{hint}; ' if distance < 0.05 else ''}cut 2.5 % off each side, so that 95 % stay, of {advice}"
 
 
 @cache
 def _mistaken_places() -> list[tuple[str, Any]]:
     """Return (hint, mean interval ends) of each known mistake."""
     samples = _samples()
-    return [(hint, np.mean([mistake(*p) for p in samples], axis=0)) for hint, mistake in known_mistakes(ratio_interval)]
+    return [(hint, np.mean([mistake(*p) for p in samples], axis=0)) for hint, mistake in MISTAKES["ratio_interval"]]
 
 
 # --- score ---
@@ -250,9 +284,9 @@ def score(gains: Sequence[float], accuracy: float, floor: float) -> float:
     return 0.0 if accuracy < floor else float(np.prod(gains) ** (1 / 3))
 
 
-def _mean(mean: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a `score` function that uses `mean` instead of the geometric mean of the gains."""
-    return lambda gains, accuracy, floor: 0.0 if accuracy < floor else mean(np.asarray(gains))
+def _draw_score(rng: np.random.Generator) -> tuple[tuple[float, ...], float, float]:
+    floor = float(rng.uniform(0.2, 0.9))
+    return tuple(rng.lognormal(0, 1, 3).tolist()), floor + float(rng.choice((-0.1, 0.0, 0.001, 0.1))), floor
 
 
 EXERCISES = (
@@ -276,7 +310,9 @@ EXERCISES = (
                     ((3.0, 1.5, 2.0), 0.985, 0.99, "below the floor"),
                 )
             ],
+            _draw_score,
             "the geometric mean is the third root of the product; accuracy decides only whether the score is 0",
+            mistakes=MISTAKES["score"],
         ),
     ),
 )

@@ -8,22 +8,15 @@ from typing import Any
 import numpy as np
 
 from tilewise.learn.checking import Exercise, Wrong, require
-from tilewise.learn.differential import Example, differential
+from tilewise.learn.differential import Example, Mistakes, differential
 
 
 def attend(query: Any, keys: Any, values: Any) -> Any:
-    return _attend(query, keys, values)
+    return _attend(query, keys, values, lambda scores: np.exp(scores - np.logaddexp.reduce(scores)))
 
 
-def _attend(query: Any, keys: Any, values: Any, scale: Any = None, weigh: Any = None) -> Any:
-    """Compute attention with another score scale or other weights than a softmax: common mistakes."""
-    scores = keys @ query * (len(query) ** -0.5 if scale is None else scale(query, keys))
-    return (weigh or _softmax)(scores) @ values
-
-
-def _softmax(scores: Any) -> Any:
-    weights = np.exp(scores - scores.max())
-    return weights / weights.sum()
+def _attend(query: Any, keys: Any, values: Any, weigh: Any) -> Any:
+    return weigh(keys @ query / len(query) ** 0.5) @ values
 
 
 def _attend_cases() -> list[Example]:
@@ -39,12 +32,12 @@ def _attend_cases() -> list[Example]:
     return cases
 
 
-def _overflowing(scores: Any) -> Any:
-    weights = np.exp(scores)
-    return weights / weights.sum()
+def _draw_attend(rng: np.random.Generator) -> tuple[Any, Any, Any]:
+    length, width = rng.integers(1, 10, 2)
+    query, keys, values = rng.standard_normal(width), *rng.standard_normal((2, length, width))
+    return 10 ** rng.uniform(-1, 4) * query, keys, values
 
 
-_SCALE = "divide the scores by sqrt(width), the width of the query"
 _BEFORE = "subtract the largest score before exp, or it overflows"
 
 
@@ -52,10 +45,12 @@ def _store(answer: Callable[..., Any]) -> None:
     """Check the exercise `store`: what it writes, what it leaves unchanged, and that it returns views."""
     rng = np.random.default_rng(1)
     keys, values = rng.standard_normal((2, 6, 4))  # what an earlier text left there
-    written = rng.standard_normal((2, 5, 4))
-    for position in range(5):
-        before = keys.copy(), values.copy()
-        result = answer(keys, values, written[0, position], written[1, position], position)
+    other_keys, other_values = rng.standard_normal((2, 9, 4)).astype(np.float32)
+    # After an earlier position, such as that of another text with the same beginning, and in other arrays.
+    calls = [(keys, values, position) for position in (0, 1, 2, 3, 4, 2, 5)] + [(other_keys, other_values, 3)]
+    for keys, values, position in calls:
+        before, written = (keys.copy(), values.copy()), rng.standard_normal((2, 4)).astype(keys.dtype)
+        result = answer(keys, values, *written.copy(), position)
         call = f"store at position {position}"
         two_arrays = isinstance(result, tuple | list) and len(result) == 2
         require(
@@ -72,15 +67,17 @@ def _check_stored(call: str, name: str, arrays: tuple[Any, Any, Any], written: A
     """Check one of the two arrays: the position written, all others, and the view returned."""
     mine, whole, old = arrays
     row = whole[position]
-    if np.array_equal(whole, old) and not np.array_equal(row, written[position]) and mine.shape == (position + 1, 4):
+    if np.array_equal(whole, old) and not np.array_equal(row, written) and mine.shape == (position + 1, 4):
         raise Wrong(f"{call} left {name} as it was and gave a copy: write in place, and give a view of {name}")
-    if not np.array_equal(row, written[position]):
+    if not np.array_equal(row, written):
         reason = "at this position, over what is there"
         changed = np.flatnonzero((whole != old).any(axis=1))
-        if np.array_equal(row, other[position]):
+        if np.array_equal(row, other):
             reason = "the two are exchanged"
-        elif np.allclose(row, old[position] + written[position]):
+        elif np.allclose(row, old[position] + written):
             reason = "over what is there, not added to it"
+        elif changed.tolist() == [position]:
+            reason = "as they are"
         elif len(changed):
             reason = f"at this position, and it is written at {changed.tolist()}"
         write = "write the key into keys and the value into values"
@@ -95,9 +92,7 @@ def _check_stored(call: str, name: str, arrays: tuple[Any, Any, Any], written: A
         mine.shape == (position + 1, 4),
         f"{call} gave {name} of the shape {mine.shape}, and {(position + 1, 4)} is right: {advice}",
     )
-    require(
-        not np.array_equal(mine[-1], other[position]), f"{call} gave values where keys are due: keys first, then values"
-    )
+    require(not np.array_equal(mine[-1], other), f"{call} gave values where keys are due: keys first, then values")
     require(
         np.shares_memory(mine, whole) and mine.dtype == whole.dtype,
         f"{call} gave a copy of {name} ({mine.dtype}): a view costs nothing, a copy grows with the length",
@@ -111,18 +106,33 @@ def tokens_computed(prompt: int, new: int, cached: bool) -> int:
     return prompt + new - 1 if cached else sum(prompt + i for i in range(new))
 
 
-def _tokens(with_cache: Any = None, without: Any = None) -> Any:
-    """Return a `tokens_computed` function with a mistaken formula for one of the two cases."""
-
-    def mistaken(prompt: int, new: int, cached: bool) -> Any:
-        formula = with_cache if cached else without
-        return formula(prompt, new) if formula else tokens_computed(prompt, new, cached)
-
-    return mistaken
-
-
-_LONGER = "without a cache every pass is one token longer than the last"
-_FED_BACK = "the last token is not fed back, so it needs no pass"
+MISTAKES: dict[str, Mistakes] = {
+    "attend": [
+        (
+            "the weights do not add up to 1: divide them by their sum",
+            lambda query, keys, values: _attend(query, keys, values, lambda s: np.exp(s - s.max())),
+        ),
+        (
+            "the last key is left out",
+            lambda query, keys, values: attend(query, keys[:-1], values[:-1]) if len(keys) > 1 else values[0],
+        ),
+        ("the sign of the scores is the wrong way round", lambda query, keys, values: attend(-query, keys, values)),
+    ],
+    "tokens_computed": [
+        (
+            "to generate nothing, nothing goes through the model",
+            lambda prompt, new, cached: prompt + new - 1 if cached else tokens_computed(prompt, new, False),
+        ),
+        (
+            "the prompt goes through the model too",
+            lambda prompt, new, cached: new if cached else tokens_computed(prompt, new, False),
+        ),
+        (
+            "without a cache every pass is one token longer than the last",
+            lambda prompt, new, cached: tokens_computed(prompt, new, True) if cached else (prompt + new) * new,
+        ),
+    ],
+}
 
 EXERCISES = (
     Exercise(
@@ -131,8 +141,10 @@ EXERCISES = (
         differential(
             attend,
             _attend_cases,
-            f"the softmax of the scores / sqrt(width), times the values; {_BEFORE}",
+            _draw_attend,
+            f"the softmax of the scores / sqrt(width), weights that add up to 1, times the values; {_BEFORE}",
             tolerance=1e-4,
+            mistakes=MISTAKES["attend"],
         ),
     ),
     Exercise("store", "a new key and value, written in place", _store),
@@ -146,8 +158,10 @@ EXERCISES = (
                 for prompt, new in ((10, 5), (1, 1), (64, 1000), (7, 2), (3, 0))
                 for cached in (True, False)
             ],
+            lambda rng: (int(rng.integers(1, 50)), int(rng.integers(0, 50)), bool(rng.integers(2))),
             "the first new token comes out of the prompt's pass, and each further one out of a pass over everything so "
             "far, or over what the cache does not hold",
+            mistakes=MISTAKES["tokens_computed"],
         ),
     ),
 )

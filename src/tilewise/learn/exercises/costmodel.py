@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from tilewise.costmodel.metrics import opa, top_k_error
 from tilewise.learn.checking import Exercise
-from tilewise.learn.differential import Example, differential
+from tilewise.learn.differential import Example, Mistakes, differential
 
 
 def slowdown(runtimes: Any, scores: Any, k: int) -> float:
@@ -25,16 +26,14 @@ def _slowdown_cases() -> list[Example]:
     ] + [Example((np.linspace(5.0, 1.0, 9), np.arange(9.0), 4), "where the lowest scores are the slowest")]
 
 
-def _of_best(choose: Any, scores_of: Any = lambda scores: scores) -> Any:
-    """Return a `slowdown` function that picks among the k best, or scores, in another (mistaken) way."""
-
-    def mistaken(runtimes: Any, scores: Any, k: int) -> Any:
-        return choose(runtimes[np.argsort(scores_of(scores))[:k]]) / runtimes.min() - 1
-
-    return mistaken
+def _draw_ranking(rng: np.random.Generator) -> tuple[Any, Any, int]:
+    count = int(rng.integers(1, 30))
+    return 1e-6 * rng.lognormal(size=count), rng.standard_normal(count), int(rng.integers(1, count + 4))
 
 
-_BEST_OF_ALL = "divide by the best of all, and take 1 away"
+def _of_best(choose: Any, runtimes: Any, scores: Any, k: int) -> Any:
+    """Compute `slowdown` with another choice among the k best: a common mistake."""
+    return choose(runtimes[np.argsort(scores)[:k]]) / runtimes.min() - 1
 
 
 def ordered_pairs(runtimes: Any, scores: Any) -> float:
@@ -60,52 +59,60 @@ def _pair_cases() -> list[Example]:
     ]
 
 
-def _share(counts: Any, agrees: Any, total: Any = None) -> Any:
-    """Return an `ordered_pairs` function that counts other pairs: a mistake."""
+def _draw_pairs(rng: np.random.Generator) -> tuple[Any, Any]:
+    count = rng.integers(1, 12)
+    return np.append(rng.integers(1, 6, count), 6.0), rng.integers(0, 6, count + 1) / 2
 
-    def mistaken(r: Any, s: Any) -> float:
-        """Return the share of counted pairs that agree."""
-        pairs = [
-            (r[i], r[j], s[i], s[j]) for i in range(len(r)) for j in range(len(r)) if i != j and counts(r[i], r[j])
-        ]
-        number = total(len(r)) if total else len(pairs)
-        return sum(float(agrees(*pair)) for pair in pairs) / number
 
-    return mistaken
+def _accepting_equal(runtimes: Any, scores: Any) -> float:
+    """Count pairs of equal scores as ordered: a common mistake."""
+    slower = np.less.outer(runtimes, runtimes)
+    return float(np.less_equal.outer(scores, scores)[slower].mean())
 
 
 _BOTH = "of all pairs with different runtimes, the share whose scores are ordered the same way"
 
 
-def _without_equal_scores(r: Any, s: Any) -> float:
-    pairs = [(s[i], s[j]) for i in range(len(r)) for j in range(len(r)) if r[i] < r[j] and s[i] != s[j]]
-    return float(np.mean([x < y for x, y in pairs]))
-
-
 def tile_numbers(shape: Any, tile: Any) -> dict[str, float]:
-    return _tile_numbers(shape, tile)
-
-
-def _tile_numbers(shape: Any, tile: Any, count: Any = lambda size, step: -(-size // step)) -> dict[str, float]:
-    """Compute the exercise's numbers of tiles, with `count` tiles per dimension."""
-    counts = [count(size, step) for size, step in zip(shape, tile, strict=True)]
-    padded = np.prod([number * step for number, step in zip(counts, tile, strict=True)])
+    counts = [-(-size // step) for size, step in zip(shape, tile, strict=True)]
+    padded = math.prod(number * step for number, step in zip(counts, tile, strict=True))
     m, n, k = tile
-    return {
-        "tiles": counts[0] * counts[1],
-        "waste": 1 - float(np.prod(shape)) / float(padded) if padded else 0.0,
-        "bytes": 4 * (m * k + k * n + m * n),
-    }
+    tiles, waste = counts[0] * counts[1], 1 - math.prod(shape) / padded
+    return {"tiles": tiles, "waste": waste, "bytes": 4 * (m * k + k * n + m * n)}
 
 
-def _with(name: str, value: Any) -> Any:
-    """Return a `tile_numbers` function in which the number `name` is replaced by `value(shape, tile, right)`."""
-    return lambda shape, tile: tile_numbers(shape, tile) | {name: value(shape, tile, tile_numbers(shape, tile))}
-
-
-_ROUND_UP = "output tiles are rounded up at the border"
-_PADDED = "waste is the share of the padded work that is not in the problem"
-_BLOCKS = "one tile's float32 blocks of a, b and c"
+MISTAKES: dict[str, Mistakes] = {
+    "slowdown": [
+        ("the shortest runtimes are not known before: take the k lowest scores", lambda runtimes, scores, k: 0.0),
+        (
+            "the best of the k decides, not their median",
+            lambda runtimes, scores, k: _of_best(np.median, runtimes, scores, k),
+        ),
+        ("the best of the k decides, not the worst", lambda runtimes, scores, k: _of_best(np.max, runtimes, scores, k)),
+        ("k configurations are tried, not one", lambda runtimes, scores, k: slowdown(runtimes, scores, 1)),
+        ("that is one configuration too many", lambda runtimes, scores, k: slowdown(runtimes, scores, k + 1)),
+        (
+            "that is a difference, not a share",
+            lambda runtimes, scores, k: slowdown(runtimes, scores, k) * runtimes.min(),
+        ),
+        ("0.05 is 5 %: give a share, not percent", lambda runtimes, scores, k: 100 * slowdown(runtimes, scores, k)),
+    ],
+    "ordered_pairs": [
+        ("equal scores are not in the right order", _accepting_equal),
+    ],
+    "tile_numbers": [
+        (
+            "k is padded to whole tiles too",
+            lambda shape, tile: (
+                tile_numbers(shape, tile) | {"waste": tile_numbers((*shape[:2], 1), (*tile[:2], 1))["waste"]}
+            ),
+        ),
+        (
+            "divide by the padded work, not by the problem",
+            lambda shape, tile: tile_numbers(shape, tile) | {"waste": 1 / (1 - tile_numbers(shape, tile)["waste"]) - 1},
+        ),
+    ],
+}
 
 EXERCISES = (
     Exercise(
@@ -114,13 +121,15 @@ EXERCISES = (
         differential(
             slowdown,
             _slowdown_cases,
+            _draw_ranking,
             "the best measured runtime among the k lowest scores, over the best of all, minus 1",
+            mistakes=MISTAKES["slowdown"],
         ),
     ),
     Exercise(
         "ordered_pairs",
         "the share of pairs that are ordered rightly",
-        differential(ordered_pairs, _pair_cases, _BOTH),
+        differential(ordered_pairs, _pair_cases, _draw_pairs, _BOTH, mistakes=MISTAKES["ordered_pairs"]),
     ),
     Exercise(
         "tile_numbers",
@@ -136,7 +145,13 @@ EXERCISES = (
                     ((100, 30, 90), (48, 8, 16), "where tiles reach over the border"),
                 )
             ],
-            f"{_ROUND_UP}; {_PADDED}; bytes are of {_BLOCKS}",
+            lambda rng: tuple(tuple(rng.integers(1, most, 3).tolist()) for most in (300, 70)),
+            {
+                "tiles": "tiles are cut from the output, along m and n but not along k, and rounded up at the border",
+                "waste": "waste is the share of the padded work that is not in the problem",
+                "bytes": "one tile's float32 blocks of a, b and c",
+            },
+            mistakes=MISTAKES["tile_numbers"],
         ),
     ),
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
 
 from tilewise.learn.checking import Exercise
-from tilewise.learn.differential import Example, differential
+from tilewise.learn.differential import Example, Mistakes, differential
 
 Shape = tuple[int, ...]
 
@@ -28,24 +28,15 @@ def _percentile_cases() -> list[Example]:
     return [*cases, Example(([3.0, 1.0, 2.0, 1.0, 1.0], 60), "where times are equal")]
 
 
-def _sorted_place(samples: list[float], position: float) -> float:
-    """Interpolate between sorted samples at a fractional position."""
-    ordered = sorted(samples)
-    low = min(max(int(position), 0), len(ordered) - 1)
-    return ordered[low] + (position - int(position)) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+def _draw_samples(rng: np.random.Generator) -> tuple[list[float], float]:
+    return rng.lognormal(0, 2, rng.integers(1, 40)).tolist(), 100 * float(rng.beta(0.5, 0.5))
 
 
-def _unsorted(samples: list[float], q: float) -> float:
-    position = q / 100 * (len(samples) - 1)
-    low = int(position)
-    return samples[low] + (position - low) * (samples[min(low + 1, len(samples) - 1)] - samples[low])
-
-
-def _other_method(method: Any) -> Any:
-    return lambda samples, q: np.percentile(samples, q, method=method)
-
-
-_NEIGHBOURS = "interpolate between the two neighbours of the place q/100 * (n - 1), each weighed by how near it is"
+def _exchanged(samples: list[float], q: float) -> float:
+    """Interpolate with the weights of the two neighbours exchanged: a common mistake."""
+    ordered, position = sorted(samples), q / 100 * (len(samples) - 1)
+    low, high = math.floor(position), math.ceil(position)
+    return ordered[low] * (position - low) + ordered[high] * (low + 1 - position)
 
 
 def conv_flops(x_shape: Shape, w_shape: Shape, stride: int = 1, padding: int = 0) -> int:
@@ -54,20 +45,10 @@ def conv_flops(x_shape: Shape, w_shape: Shape, stride: int = 1, padding: int = 0
     return 2 * n * filters * rows * columns * channels * kh * kw
 
 
-def _conv_mistake(rows_of: Any = None, factor: Any = None) -> Any:
-    """Return a `conv_flops` function with a mistaken number of outputs per axis, or factor."""
-
-    def outputs(size: int, kernel: int, stride: int, padding: int) -> int:
-        return (size + 2 * padding - kernel) // stride + 1
-
-    def mistaken(x: Shape, w: Shape, stride: int = 1, padding: int = 0) -> float:
-        """Count a convolution's FLOPs as `conv_flops` does, but with the mistake."""
-        axis = rows_of or outputs
-        work = 2 * x[0] * w[0] * x[1] * w[2] * w[3]
-        count = axis(x[2], w[2], stride, padding) * axis(x[3], w[3], stride, padding)
-        return float(work * count * (factor(x, w) if factor else 1))
-
-    return mistaken
+def _draw_convolution(rng: np.random.Generator) -> tuple[Shape, Shape, int, int]:
+    n, channels, filters, kh, kw = map(int, rng.integers(1, 6, 5))
+    height, width = int(kh + rng.integers(0, 20)), int(kw + rng.integers(0, 20))
+    return (n, channels, height, width), (filters, channels, kh, kw), int(rng.integers(1, 5)), int(rng.integers(0, 4))
 
 
 def least_seconds(flops: float, bytes_moved: float, peak_flops: float, bandwidth: float) -> float:
@@ -76,6 +57,49 @@ def least_seconds(flops: float, bytes_moved: float, peak_flops: float, bandwidth
 
 _SLOWER = "flops / peak and bytes / bandwidth overlap at best, so the slower of the two decides"
 
+MISTAKES: dict[str, Mistakes] = {
+    "percentile": [
+        (
+            "the nearer of the two neighbours weighs more: s[i] * (1 - f) + s[i + 1] * f, with the fraction f",
+            _exchanged,
+        ),
+        ("count places from the smallest, not from the largest", lambda samples, q: np.percentile(samples, 100 - q)),
+    ],
+    "conv_flops": [
+        (
+            "w has the filters first, then the input channels",
+            lambda x, w, *more, **options: conv_flops(x, w, *more, **options) * x[1] / w[0],
+        ),
+        (
+            "the convolution has no bias: count its products and sums only",
+            lambda x, w, *more, **options: conv_flops(x, w, *more, **options) * (1 + 1 / (2 * x[1] * w[2] * w[3])),
+        ),
+        (
+            "w_shape[2] is kh, along the height, and w_shape[3] is kw",
+            lambda x, w, *more, **options: conv_flops(x, (*w[:2], w[3], w[2]), *more, **options),
+        ),
+        (
+            "w_shape[2] is kh, along the height, and w_shape[3] is kw",
+            lambda x, w, *more, **options: conv_flops(x, (*w[:3], w[2]), *more, **options),
+        ),
+        (
+            "x has its channels before height and width",
+            lambda x, w, *more, **options: conv_flops((x[0], x[3], *x[1:3]), w, *more, **options),
+        ),
+    ],
+    "least_seconds": [
+        ("that is the faster one", lambda flops, traffic, peak, bandwidth: min(flops / peak, traffic / bandwidth)),
+        (
+            "that is the reciprocal: divide the FLOPs by the peak and the bytes by the bandwidth",
+            lambda flops, traffic, peak, bandwidth: 1 / min(flops / peak, traffic / bandwidth),
+        ),
+        (
+            "divide with /, because // drops the fractions",
+            lambda flops, traffic, peak, bandwidth: max(flops // peak, traffic // bandwidth),
+        ),
+    ],
+}
+
 EXERCISES = (
     Exercise(
         "percentile",
@@ -83,7 +107,9 @@ EXERCISES = (
         differential(
             percentile,
             _percentile_cases,
+            _draw_samples,
             "sort, go to place q/100 * (n - 1), and interpolate between its two neighbours",
+            mistakes=MISTAKES["percentile"],
         ),
     ),
     Exercise(
@@ -91,18 +117,30 @@ EXERCISES = (
         "the FLOPs of a convolution from its shapes",
         differential(
             conv_flops,
-            lambda: [
-                Example((x, w), about, {"stride": stride, "padding": padding})
-                for x, w, stride, padding, about in (
-                    ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0, "for one filter of one element"),
-                    ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1, "with padding"),
-                    ((4, 8, 17, 9), (5, 8, 5, 3), 2, 1, "with stride and padding"),
-                    ((1, 2, 10, 8), (3, 2, 3, 3), 2, 0, "with stride 2"),
-                    ((3, 4, 9, 14), (6, 4, 1, 4), 3, 2, "with stride 3 and padding 2"),
-                )
-            ],
+            lambda: (
+                [
+                    Example((x, w), about, {"stride": stride, "padding": padding})
+                    for x, w, stride, padding, about in (
+                        ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0, "for one filter of one element"),
+                        ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1, "with padding"),
+                        ((4, 8, 17, 9), (5, 8, 5, 3), 2, 1, "with stride and padding"),
+                        ((1, 2, 10, 8), (3, 2, 3, 3), 2, 0, "with stride 2"),
+                        ((3, 4, 9, 14), (6, 4, 1, 4), 3, 2, "with stride 3 and padding 2"),
+                        (
+                            (64, 512, 57, 56),
+                            (512, 512, 3, 3),
+                            1,
+                            1,
+                            "for a layer of a large network: its FLOPs need more than 32 bits",
+                        ),
+                    )
+                ]
+                + [Example(((2, 3, 7, 9), (4, 3, 3, 2)), "where stride and padding are not given")]
+            ),
+            _draw_convolution,
             "for each image and filter there are (size + 2 * padding - kernel) // stride + 1 outputs along each axis; "
             "each is a sum over channels and kernel, and a multiply-add counts as 2",
+            mistakes=MISTAKES["conv_flops"],
         ),
     ),
     Exercise(
@@ -117,7 +155,9 @@ EXERCISES = (
                 Example((5e6, 0, 1.1e11, 3e10), "where no bytes move"),
                 Example((3e10, 7e9, 1.3e11, 2e10), "where both are near"),
             ],
+            lambda rng: tuple(10 ** rng.uniform((3, 3, 9, 8), (12, 12, 14, 12))),
             f"{_SLOWER}, not their sum",
+            mistakes=MISTAKES["least_seconds"],
         ),
     ),
 )

@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 
 from tilewise.learn.checking import Exercise
-from tilewise.learn.differential import Example, differential
+from tilewise.learn.differential import Example, Mistakes, differential
 
 
 def magnitude_mask(weights: Any, sparsity: float) -> Any:
-    return _mask(np.abs(weights), round(sparsity * weights.size))
-
-
-def _mask(scores: Any, count: int) -> Any:
-    """Return a mask that is False for the `count` smallest scores."""
-    mask = np.ones(scores.size, bool)
-    mask[np.argsort(scores, axis=None, kind="stable")[:count]] = False
-    return mask.reshape(scores.shape)
+    mask = np.ones(weights.size, bool)
+    mask[np.argsort(np.abs(weights), axis=None, kind="stable")[: round(sparsity * weights.size)]] = False
+    return mask.reshape(weights.shape)
 
 
 def _mask_fault(mask: Any, right: Any, weights: Any, sparsity: float) -> str:
@@ -51,29 +46,24 @@ def _mask_cases() -> list[Example]:
     ]
 
 
-def _by_rows(weights: Any, sparsity: float, axis: int) -> Any:
-    """Prune every row (axis -1) or column (axis 0) by itself: a common mistake."""
-    count = round(sparsity * weights.shape[axis])
-    mask = np.ones(weights.shape, bool)
-    smallest = np.take(np.argsort(np.abs(weights), axis=axis), range(count), axis=axis)
-    np.put_along_axis(mask, smallest, False, axis)
-    return mask
+def _draw_weights(rng: np.random.Generator, shape: Any) -> Any:
+    """Draw weights in float32 or float64, or some with equal magnitudes."""
+    weights = rng.standard_normal(shape).astype(rng.choice(("float32", "float64")))
+    return weights if rng.random() < 0.7 else np.round(weights) / 2
+
+
+def _draw_mask(rng: np.random.Generator) -> tuple[Any, float]:
+    return _draw_weights(rng, rng.integers(1, 7, rng.integers(1, 5))), float(rng.beta(0.5, 0.5))
 
 
 _EXACTLY = "remove exactly round(sparsity * size) of all weights, also if many are equal or sparsity is 0"
-_STAY = "True is for the weights that stay"
 _MAGNITUDES = "compare magnitudes, not values, of all weights"
 
 
 def two_of_four(weights: Any) -> Any:
-    return _two_of_four(weights, -np.abs(weights.reshape(-1, 4)))
-
-
-def _two_of_four(weights: Any, order: Any, count: int = 2) -> Any:
-    """Keep the `count` weights of each group of four that come first in `order`."""
-    groups, mask = weights.reshape(-1, 4), np.zeros((weights.size // 4, 4))
-    np.put_along_axis(mask, np.argsort(order, axis=1, kind="stable")[:, :count], 1, axis=1)
-    return (groups * mask).reshape(weights.shape)
+    groups = weights.reshape(-1, 4).copy()
+    np.put_along_axis(groups, np.argsort(np.abs(groups), axis=1)[:, :2], 0, axis=1)
+    return groups.reshape(weights.shape)
 
 
 def _two_fault(result: Any, right: Any, weights: Any) -> str:
@@ -97,22 +87,10 @@ def _two_cases() -> list[Example]:
     return [*cases, Example((equal,), "where magnitudes are equal: exactly two of every four stay")]
 
 
-def _of_columns(weights: Any) -> Any:
-    return two_of_four(np.ascontiguousarray(weights.T)).T.reshape(weights.shape)
-
-
-def _half_of_row(weights: Any) -> Any:
-    return weights * _by_rows(weights, 0.5, -1)
-
-
 def _above_threshold(weights: Any) -> Any:
     groups = weights.reshape(-1, 4)
     second = np.sort(np.abs(groups), axis=1)[:, [2]]
     return np.where(np.abs(groups) >= second, groups, 0).reshape(weights.shape)
-
-
-def _first_group_only(weights: Any) -> Any:
-    return np.concatenate([two_of_four(np.ascontiguousarray(weights[:, :4])), weights[:, 4:]], axis=1)
 
 
 _LARGEST = "in each run of four neighbours in a row, the two of largest magnitude stay, at their places"
@@ -139,18 +117,23 @@ def _units_fault(small: Any, right: Any, w1: Any, *_: Any) -> str:
     )
 
 
+def _network(rng: np.random.Generator, inputs: int, hidden: int, outputs: int, units: list[int]) -> tuple[Any, ...]:
+    w1, b1 = rng.standard_normal((hidden, inputs)), rng.standard_normal(hidden)
+    return w1, b1, rng.standard_normal((outputs, hidden)), units
+
+
+def _draw_units(rng: np.random.Generator) -> tuple[Any, ...]:
+    inputs, hidden, outputs = map(int, rng.integers(1, 8, 3))
+    return _network(rng, inputs, hidden, outputs, rng.permutation(hidden)[: rng.integers(1, hidden + 1)].tolist())
+
+
 def _unit_cases() -> list[Example]:
     """Return test inputs for `remove_units`, with a remark on what is special about each."""
     rng = np.random.default_rng(2)
     sizes = ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (6, 6, 6, [4, 1, 0]), (3, 4, 4, [0, 1, 2, 3]))
     return [
         Example(
-            (
-                rng.standard_normal((hidden, inputs)),
-                rng.standard_normal(hidden),
-                rng.standard_normal((outputs, hidden)),
-                units,
-            ),
+            _network(rng, inputs, hidden, outputs, units),
             "where all sizes are equal and kept is not in order"
             if inputs == outputs == hidden
             else "where all units are kept"
@@ -161,31 +144,84 @@ def _unit_cases() -> list[Example]:
     ]
 
 
-def _others(b1: Any, units: Any) -> list[int]:
-    return [unit for unit in range(len(b1)) if unit not in units]
+def _zeroed(w1: Any, b1: Any, w2: Any, units: Any) -> Any:
+    mask = np.isin(np.arange(len(b1)), units)
+    return w1 * mask[:, None], b1 * mask, w2 * mask
 
 
-_CHANGE = f"{_UNIT}, and the kept ones do not change"
+_CHANGE = f"{_UNIT}, and the kept ones change neither their numbers nor their order"
 
 
-def _unit_mask(b1: Any, units: Any) -> Any:
-    return np.isin(np.arange(len(b1)), units)
-
+MISTAKES: dict[str, Mistakes] = {
+    "magnitude_mask": [
+        ("True is for the weights that stay", lambda weights, sparsity: ~magnitude_mask(weights, sparsity)),
+        (
+            "a threshold keeps or takes all equal ones",
+            lambda weights, sparsity: np.abs(weights) > np.quantile(np.abs(weights), sparsity),
+        ),
+        (
+            "a threshold keeps or takes all equal ones",
+            lambda weights, sparsity: np.abs(weights) >= np.quantile(np.abs(weights), sparsity),
+        ),
+    ],
+    "two_of_four": [
+        ("give the weights, not the mask", lambda weights: (two_of_four(weights) != 0).astype(float)),
+        ("give the weights, not their squares", lambda weights: two_of_four(weights) ** 2),
+        ("not half of the whole matrix", lambda weights: weights * magnitude_mask(weights, 0.5)),
+        ("a threshold keeps or takes all equal ones", _above_threshold),
+    ],
+    "remove_units": [
+        (
+            "these are the units that are not in kept",
+            lambda w1, b1, w2, units: remove_units(w1, b1, w2, np.setdiff1d(range(len(b1)), units)),
+        ),
+        (
+            "kept says which units stay, not how many",
+            lambda w1, b1, w2, units: remove_units(w1, b1, w2, range(len(units))),
+        ),
+        ("setting to zero makes nothing smaller", _zeroed),
+        ("do not scale", lambda w1, b1, w2, units: (w1[units], b1[units], w2[:, units] * len(b1) / len(units))),
+        (
+            "the first unit is unit 0: kept counts from 0",
+            lambda w1, b1, w2, units: remove_units(w1, b1, w2, [unit - 1 for unit in units]),
+        ),
+        (
+            "the order of units must be the same in w1, b1 and w2",
+            lambda w1, b1, w2, units: (w1[sorted(units)], b1[sorted(units)], w2[:, units]),
+        ),
+    ],
+}
 
 EXERCISES = (
     Exercise(
         "magnitude_mask",
         "which weights stay at a given sparsity",
-        differential(magnitude_mask, _mask_cases, f"{_EXACTLY}; {_MAGNITUDES}", fault=_mask_fault),
+        differential(
+            magnitude_mask,
+            _mask_cases,
+            _draw_mask,
+            f"{_EXACTLY}; {_MAGNITUDES}",
+            fault=_mask_fault,
+            mistakes=MISTAKES["magnitude_mask"],
+        ),
     ),
     Exercise(
         "two_of_four",
         "the 2:4 pattern",
-        differential(two_of_four, _two_cases, _LARGEST, fault=_two_fault),
+        differential(
+            two_of_four,
+            _two_cases,
+            lambda rng: (_draw_weights(rng, rng.integers(1, 6, 2) * (1, 4)),),
+            _LARGEST,
+            fault=_two_fault,
+            mistakes=MISTAKES["two_of_four"],
+        ),
     ),
     Exercise(
         "remove_units",
         "a smaller network that answers as the masked one",
-        differential(remove_units, _unit_cases, _CHANGE, fault=_units_fault),
+        differential(
+            remove_units, _unit_cases, _draw_units, _CHANGE, fault=_units_fault, mistakes=MISTAKES["remove_units"]
+        ),
     ),
 )

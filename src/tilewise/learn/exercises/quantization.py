@@ -7,21 +7,19 @@ from typing import Any
 import numpy as np
 
 from tilewise.learn.checking import Exercise
-from tilewise.learn.differential import Example, differential
+from tilewise.learn.differential import Example, Mistakes, differential
 
 
 def affine(low: float, high: float) -> tuple[float, int]:
-    return _affine(low, high)
+    return _unwidened(min(low, 0.0), max(high, 0.0))
 
 
-def _affine(low: float, high: float, steps: int = 255) -> tuple[float, int]:
-    low, high = min(low, 0.0), max(high, 0.0)
-    scale = (high - low) / steps or 1.0
+def _unwidened(low: float, high: float) -> tuple[float, int]:
+    scale = (high - low) / 255 or 1.0
     return scale, round(-low / scale)
 
 
-_WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros) in 255 steps"
-_INTEGER = "the zero point is -low / scale, rounded to the nearest, as an integer of 0..255"
+_WIDEN = "the range must hold low, high and zero in 255 steps, and the zero point is round(-low / scale)"
 
 
 def _affine_fault(result: Any, right: Any, low: float, high: float) -> str:
@@ -32,28 +30,27 @@ def _affine_fault(result: Any, right: Any, low: float, high: float) -> str:
         return f"{gave}give the scale first, then the zero point; "
     if not scale > 0 or not np.isfinite(scale):
         return f"{gave}the scale must be positive, also for a range of nothing; "
+    if scale > 1.001 * (high - low) / 255 and high > low:
+        return f"{gave}the scale is wider than needed: the range has 255 steps from low to high; "
     if zero != int(zero) or not 0 <= zero <= 255:
         return f"{gave}the zero point must be an integer of 0..255; "
     reach, spare = ((0 - zero) * scale, (255 - zero) * scale), 0.51 * scale
-    if 0.5 + 1e-6 < abs(zero + low / scale) < 1:
+    if 0.5 + 1e-4 < abs(zero + low / scale) < 1:
         return f"{gave}{-low / scale:.3f} rounds to another zero point: round to the nearest; "
     if reach[0] > low + spare or reach[1] < high - spare:
         return f"{gave}it reaches from {reach[0]:.4g} to {reach[1]:.4g}: "
-    too_wide = scale > 1.001 * (high - low) / 255 and high > low
-    return f"{gave}the scale is wider than needed: the range has 255 steps from low to high; " if too_wide else ""
+    return ""
+
+
+def _draw_range(rng: np.random.Generator) -> tuple[float, float]:
+    low, high = np.sort(rng.standard_normal(2)) * 10 ** rng.uniform(-3, 3)
+    return float(low), float(high)
 
 
 def quantize_rows(weights: Any) -> tuple[Any, Any]:
-    return _quantize(weights)
-
-
-def _quantize(weights: Any, steps: int = 127, rounding: Any = np.rint, largest: Any = None) -> tuple[Any, Any]:
-    """Quantize rows with another number of steps, rounding, or largest value per row: common mistakes."""
-    rows = weights.reshape(len(weights), -1)
-    reach = np.abs(rows).max(1) if largest is None else largest(rows)
-    scale = np.where(reach > 0, reach / steps, 1.0)
-    codes = rounding(weights / _broadcast(scale, weights.ndim))
-    return np.clip(codes, -128, 127).astype(np.int8), scale
+    reach = np.abs(weights.reshape(len(weights), -1)).max(1)
+    scale = np.where(reach > 0, reach / 127, 1.0)
+    return np.rint(weights / _broadcast(scale, weights.ndim)).astype(np.int8), scale
 
 
 def _broadcast(scale: Any, ndim: int) -> Any:
@@ -86,11 +83,6 @@ def _rows_fault(result: Any, right: Any, weights: Any) -> str:
     return f"is off by {error[worst]:.3g} in row {worst}, and half a step is {limit[worst]:.3g}: "
 
 
-def _shared_scale(weights: Any) -> tuple[Any, Any]:
-    scale = np.full(len(weights), np.abs(weights).max() / 127)
-    return np.rint(weights / _broadcast(scale, weights.ndim)).astype(np.int8), scale
-
-
 def _row_cases() -> list[Example]:
     """Return test inputs for `quantize_rows`, with a remark on what is special about each."""
     rng = np.random.default_rng(0)
@@ -103,7 +95,11 @@ def _row_cases() -> list[Example]:
     return cases
 
 
-_MAGNITUDE = "the largest magnitude counts, so that of negative weights too (np.abs)"
+def _draw_rows(rng: np.random.Generator) -> tuple[Any]:
+    """Draw weights of a layer or a convolution, in float32 or float64."""
+    shape = rng.integers(1, 7, rng.choice((2, 4)))
+    weights = rng.standard_normal(shape) * _broadcast(10 ** rng.uniform(-3, 2, shape[0]), len(shape))
+    return (weights.astype(rng.choice(("float32", "float64"))),)
 
 
 def integer_product(x: Any, zero_point: int, w: Any) -> Any:
@@ -140,18 +136,38 @@ def _product_cases() -> list[Example]:
     return cases
 
 
-def _in_type(dtype: Any, subtract_in: Any = np.int64) -> Any:
-    """Return an `integer_product` function that computes in another dtype: a common mistake."""
-
-    def product(x: Any, zero: int, w: Any) -> Any:
-        return (x.astype(subtract_in) - np.asarray(zero).astype(subtract_in)).astype(dtype) @ w.astype(dtype)
-
-    return product
+def _draw_bytes(rng: np.random.Generator) -> tuple[Any, int, Any]:
+    m, k, n = rng.integers(1, 40, 3)
+    x, w = rng.integers(0, 256, (m, k), dtype=np.uint8), rng.integers(-127, 128, (k, n), dtype=np.int8)
+    return x, int(rng.integers(0, 256)), w
 
 
 _AWAY = "take zero_point * (sum of each column of w) away"
-_BITS = "float32 holds 24 bits, too few for this sum: multiply integers"
-
+MISTAKES: dict[str, Mistakes] = {
+    "affine": [
+        ("low and high may be on one side of zero", _unwidened),
+        (
+            "uint8 is 0..255: the zero point is not shifted by 128",
+            lambda low, high: (affine(low, high)[0], affine(low, high)[1] - 128),
+        ),
+    ],
+    "integer_product": [
+        ("the zero point is added", lambda x, zero_point, w: (x.astype(int) + zero_point) @ w.astype(int)),
+        (
+            "float32 holds 24 bits, too few for this sum: multiply integers",
+            lambda x, zero_point, w: (x.astype(np.float32) - np.float32(zero_point)) @ w.astype(np.float32),
+        ),
+        ("the sums do not fit into int16", lambda x, zero_point, w: integer_product(x, zero_point, w).astype(np.int16)),
+        (
+            "uint8 has no negative numbers: widen to int32, then subtract",
+            lambda x, zero_point, w: (x - np.uint8(zero_point)).astype(int) @ w.astype(int),
+        ),
+        (
+            "zero_point belongs to x alone: w has none",
+            lambda x, zero_point, w: (x.astype(int) - zero_point) @ (w.astype(int) - zero_point),
+        ),
+    ],
+}
 
 EXERCISES = (
     Exercise(
@@ -172,14 +188,16 @@ EXERCISES = (
                     (0.0, 0.0, "for a range of nothing"),
                 )
             ],
+            _draw_range,
             _WIDEN,
             fault=_affine_fault,
+            mistakes=MISTAKES["affine"],
         ),
     ),
     Exercise(
         "quantize_rows",
         "weights as int8, with a scale for each channel",
-        differential(quantize_rows, _row_cases, f"q * scale must be near: {_OWN}", fault=_rows_fault),
+        differential(quantize_rows, _row_cases, _draw_rows, f"q * scale must be near: {_OWN}", fault=_rows_fault),
     ),
     Exercise(
         "integer_product",
@@ -187,9 +205,11 @@ EXERCISES = (
         differential(
             integer_product,
             _product_cases,
+            _draw_bytes,
             f"widen to int32 before multiplying, and {_AWAY}",
             fault=_product_fault,
             tolerance=0,
+            mistakes=MISTAKES["integer_product"],
         ),
     ),
 )
