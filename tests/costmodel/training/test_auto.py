@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import load_model, load_scorer
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.features.ranker import RankerFeatures
+from tilewise.costmodel.models import gbdt
 from tilewise.costmodel.training import auto
 from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError
@@ -24,20 +26,20 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
-MEMBERS = ("TileRanker", "TileRanker_2", "TileRanker_3", "GBDT", "GBDT_2")
+MEMBERS = ("TileRanker_1", "TileRanker_2", "TileRanker_3", "GBDT")
 
 
 def test_every_kind_takes_part_and_the_ensemble_is_read_again(data, tmp_path, capsys):
     trained = auto.train_auto(data, out_dir=tmp_path, epochs=2)
     assert set(trained.record["auto"]["valid"]) == {*auto.KINDS, trained.name}
-    assert [model.name for model in trained.models] == ["TileRanker"] * 3 + ["GBDT"] * 2
+    assert [model.name for model in trained.models] == ["TileRanker"] * 3 + ["GBDT"]
     kernel = data.test[0]
     for again in (load_scorer(tmp_path), load_model(tmp_path)):
         assert again.name == trained.name
         assert again.score(kernel) == pytest.approx(trained.score(kernel), rel=1e-4, abs=1e-4)
     messages = capsys.readouterr().err
     assert f"{trained.name} " in messages and "on 3 valid kernels" in messages
-    assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in MEMBERS)
+    assert all(re.search(rf"^member {number} of 4: \d+\.\d s", messages, re.MULTILINE) for number in range(1, 5))
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -66,7 +68,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_candidate_it_was_at(data, tmp_p
     monkeypatch.setattr(auto, "train", cut_off)
     with pytest.raises(KeyboardInterrupt):
         auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    first = tmp_path / auto.KINDS[0] / auto.MODEL_FILE
+    first = tmp_path / MEMBERS[0] / auto.MODEL_FILE
     before = first.stat().st_mtime_ns
     auto.train_auto(data, out_dir=tmp_path, epochs=1)
     assert first.stat().st_mtime_ns == before
@@ -86,19 +88,28 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
     monkeypatch.setattr(auto, "train", picky)
     model = auto.train_auto(data, out_dir=tmp_path, epochs=1)
     assert auto.KINDS[0] not in model.record["auto"]["valid"]
-    assert f"{auto.KINDS[0]} is skipped: Training diverged." in capsys.readouterr().err
+    assert f"{MEMBERS[0]} is skipped: Training diverged." in capsys.readouterr().err
 
 
-def test_a_time_limit_is_that_of_all_members_together(data, tmp_path, monkeypatch):
-    train, limits = auto.train, []
+def test_a_time_limit_is_shared_and_networks_get_half_of_it(data, tmp_path, monkeypatch):
+    train, limits = auto.train, {}
 
-    def noted(dataset, name, **settings):
-        limits.append(settings["max_seconds"])
+    def recorded(dataset, name, **settings):
+        limits[name] = limits.get(name, 0) + settings["max_seconds"]
         return train(dataset, name, **settings)
 
-    monkeypatch.setattr(auto, "train", noted)
+    monkeypatch.setattr(auto, "train", recorded)
     auto.train_auto(data, out_dir=tmp_path, epochs=1, max_seconds=20.0)
-    assert 12.0 < sum(limits) <= 20.0
+    assert limits == pytest.approx({"TileRanker": 10.0, "GBDT": 8.0})  # ten kernels are too few for the trial
+
+
+def test_trees_learn_faster_if_a_limit_cuts_their_number(data, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(gbdt.time, "monotonic", lambda: float(next(clock)))
+    cut = gbdt.train_gbdt(data, trees=300, max_seconds=100.0)
+    rates = [float(rate) for rate in re.findall(r"^shrinkage=(.*)$", cut.booster.model_to_string(), re.MULTILINE)]
+    assert 90 <= len(rates) <= 101
+    assert rates[1] == gbdt.DEFAULTS["learning_rate"] and 0.2 < rates[-1] <= 0.3
 
 
 def test_a_damaged_or_other_model_of_a_candidate_is_trained_again(data, tmp_path):

@@ -158,7 +158,7 @@ def fit_trees(
     group: Any = None,
     deadline: float | None = None,
 ) -> Any:
-    """Train a LightGBM booster deterministically; with a `deadline` of `time.monotonic`, stop there.
+    """Train a LightGBM booster deterministically; with a `deadline` of `time.monotonic`, adapt to it and stop there.
 
     `weight` are row weights, `group` the number of rows per kernel (for ranking objectives).
     """
@@ -167,22 +167,35 @@ def fit_trees(
     fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
     try:
         data = lightgbm.Dataset(table, labels, weight=weight, group=group)
-        callbacks = [_stop_at(deadline)] if deadline is not None else None
+        callbacks = None if deadline is None else [_finish_by(deadline, trees)]
         return lightgbm.train(DEFAULTS | dict(settings) | fixed, data, int(trees), callbacks=callbacks)
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
         raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
 
 
-def _stop_at(deadline: float) -> Any:
-    """Return a callback that ends the training after the first tree beyond the deadline."""
+def _finish_by(deadline: float, trees: int, timed_trees: int = 5, max_rate: float = 0.3) -> Any:
+    """Return a callback that ends the training after the first tree beyond the deadline.
+
+    If fewer than `trees` will be finished by then, judging by the first `timed_trees`, it raises the learning rate, so
+    that those learn as much together; at most to `max_rate`, XGBoost's default.
+    """
     from lightgbm.callback import EarlyStopException
 
-    def stop(environment: Any) -> None:
-        """Raise LightGBM's early stopping if the deadline is over."""
-        if time.monotonic() > deadline:
-            raise EarlyStopException(environment.iteration, [])
+    finished: list[float] = []  # time of each tree
 
-    return stop
+    def after_tree(environment: Any) -> None:
+        """Raise LightGBM's early stopping if the deadline is over, and adapt the learning rate once."""
+        finished.append(time.monotonic())
+        if finished[-1] > deadline:
+            raise EarlyStopException(environment.iteration, [])
+        if len(finished) == timed_trees:
+            # The first tree takes longer, because the table is sorted into histograms.
+            seconds = (finished[-1] - finished[0]) / (timed_trees - 1)
+            expected = timed_trees + (deadline - finished[-1]) / max(seconds, 1e-6)
+            rate = environment.params["learning_rate"] * max(1.0, trees / expected)
+            environment.model.reset_parameter({"learning_rate": min(rate, max_rate)})
+
+    return after_tree
 
 
 def _training_table(
