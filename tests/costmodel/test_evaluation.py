@@ -97,6 +97,16 @@ def test_confidence_is_high_for_an_oracle_and_low_for_a_guesser(data):
     assert calibrate(Sharp(), kernels[:3]) is None and confidence(np.zeros(3), None) is None
 
 
+def test_a_few_kernels_that_agree_are_no_certainty():
+    class Sharp:
+        def score(self, kernel):
+            return np.log(kernel.target)
+
+    kernels = simulated_kernels(8, seed=5)
+    sure = [confidence(Sharp().score(k), calibrate(Sharp(), kernels)) for k in kernels]
+    assert max(sure) < 0.93 and np.mean(sure) == pytest.approx(9 / 10, abs=0.03)
+
+
 def test_each_program_is_scored_by_a_model_that_has_not_seen_it(data):
     metrics = leave_one_program_out(data, "MLP", epochs=1)
     assert set(metrics) == set(data.train.programs) and all(np.isfinite(row["top1"]) for row in metrics.values())

@@ -14,7 +14,7 @@ from tilewise.costmodel.data.kernel import Kernel, ranking
 WITHIN = 0.01  # relative slowdown that counts as nearly optimal
 _KS = (1, 5)
 _MIN_KERNELS = 5  # fewer are not enough to fit two parameters
-_RIDGE = 1e-2  # weak L2 penalty of the logistic regression, for separable data
+_RIDGE = 0.1  # L2 penalty of the logistic regression; 0.01 was too sure with eight kernels
 _NEWTON_STEPS = 50
 
 
@@ -55,17 +55,16 @@ def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArr
 def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[float]:
     """Fit P(y) = sigmoid(level + slope · x) by Newton's method; return [level, slope].
 
-    Half a success and half a failure are added, so that the fit is finite if all y are equal.
+    A success and a failure are added (Platt 1999), because a few kernels that agree do not make a probability 0 or 1.
     """
-    # The added half success and half failure keep the fit finite if all kernels agree.
     x = np.concatenate([x, [x.mean(), x.mean()]])
     design = np.stack([np.ones_like(x), x], axis=1)
-    labels, weight = np.concatenate([y.astype(float), [1.0, 0.0]]), np.concatenate([np.ones(len(y)), [0.5, 0.5]])
+    labels = np.concatenate([y.astype(float), [1.0, 0.0]])
     beta = np.zeros(2)
     for _ in range(_NEWTON_STEPS):
         p = 1 / (1 + np.exp(-np.clip(design @ beta, -_MAX_LOGIT, _MAX_LOGIT)))
-        gradient = design.T @ (weight * (labels - p)) - _RIDGE * beta
-        curvature = (design * (weight * p * (1 - p))[:, None]).T @ design + (_RIDGE + 1e-9) * np.eye(2)
+        gradient = design.T @ (labels - p) - _RIDGE * beta
+        curvature = (design * (p * (1 - p))[:, None]).T @ design + (_RIDGE + 1e-9) * np.eye(2)
         # Bounded steps keep Newton's method from overshooting on nearly separable data.
         beta = beta + np.clip(np.linalg.solve(curvature, gradient), -5, 5)
     return [float(beta[0]), float(min(beta[1], 0.0))]  # more probability outside never raises the confidence

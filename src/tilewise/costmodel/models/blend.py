@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float32]
 _MIN_DEVIATION = 0.5  # of a column: a doubled size, or an operation more, is never far away
 # Distance to the nearest train kernel, relative to that of nine train kernels in ten. On ten collections that lack a
 # family this recognizes 82 % of that family's kernels and no other (`python -m benchmarks.unseen --familiarity`).
-_TOLERANCE, _TYPICAL_SHARE = 1.5, 0.9
+_TOLERANCE, _TYPICAL_SHARE = 1.3, 0.9
 _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["shape_dimensions_0"])
 
 
