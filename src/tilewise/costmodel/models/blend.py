@@ -9,11 +9,11 @@ standard deviation of its scores within a kernel; the sum has the units of the f
 In a file the first model is stored as it would be alone, the arrays of the others follow with a number as prefix, and
 the record lists the weight and record of each.
 
-A blend may know its train kernels: for kernels unlike them a warning says so, and they are ranked in a random order if
-the record says so. A model extrapolates badly to kinds of kernels that it has never seen, and its scores do not show
-it. So a kernel is described by its operations, element types and log sizes. It is familiar if the nearest train kernel
-is not much farther away than most train kernels are from each other. Columns that never vary in the train split count
-too, because a new kind of kernel differs in just those.
+A blend may know its train kernels: for kernels unlike them a warning says so, and they get no confidence. A model
+extrapolates badly to kinds of kernels that it has never seen, and its scores do not show it. So a kernel is described
+by its operations, element types and log sizes. It is familiar if the nearest train kernel is not much farther away than
+most train kernels are from each other. Columns that never vary in the train split count too, because a new kind of
+kernel differs in just those.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ from tilewise.costmodel.models.file_writer import FileContents, write_tensors
 from tilewise.costmodel.models.files import BLEND, ModelFile, checked_file, model_path, read_tensors
 from tilewise.errors import FileFormatError
 
-RANDOM_ORDER = "random order"  # for unfamiliar kernels; the listed order is worse, because neighbours are alike
 _MAX_MODELS = 8  # of a file, as a check against damage
 
 Floats = npt.NDArray[np.float32]
 _MIN_DEVIATION = 0.5  # of a column: a doubled size, or an operation more, is never far away
-# Distance to the nearest train kernel, relative to that of nine train kernels in ten. On ten collections that lack a
-# family this recognizes 82 % of that family's kernels and no other (`python -m benchmarks.unseen --familiarity`).
+# Distance to the nearest train kernel, relative to that of nine train kernels in ten. On nine collections that lack a
+# family this recognizes 97 % of that family's kernels and takes 2 % of others for it (`benchmarks.unseen`).
 _TOLERANCE, _TYPICAL_SHARE = 1.3, 0.9
 _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["shape_dimensions_0"])
 
@@ -89,11 +88,11 @@ class Blend:
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         if distance := self.unfamiliarity(kernel):
-            random = self.record.get("fallback") == RANDOM_ORDER
-            _warn_unfamiliar(kernel, distance, "they are in a random order" if random else "their order is uncertain")
-            if random:
-                positions = np.random.default_rng(0).permutation(kernel.n_configs).astype(np.float32)
-                return positions if rows is None else positions[rows]
+            warnings.warn(
+                f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1). No "
+                "measurement supports the order of its configurations, so measure some of them.",
+                stacklevel=2,
+            )
         members = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight]
         if not self.record.get("by_rank"):
             return np.asarray(sum(weight * model.score(kernel, rows) for model, weight in members), np.float32)
@@ -134,15 +133,6 @@ def _fused_order(scores: Sequence[Floats]) -> npt.NDArray[np.int64]:
         _, group, counts = np.unique(member, return_inverse=True, return_counts=True)
         total += 1 / (np.cumsum(counts) - (counts - 1) / 2)[group.reshape(-1)]
     return ranking(-total)
-
-
-def _warn_unfamiliar(kernel: Kernel, distance: float, consequence: str) -> None:
-    """Warn that a kernel is far from all train kernels, and of the consequence."""
-    warnings.warn(
-        f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1). No measurement "
-        f"supports a ranking of its configurations: {consequence}, so measure some of them.",
-        stacklevel=3,
-    )
 
 
 def blend(models: Sequence[BlendMember], kernels: Sequence[Kernel]) -> Blend:

@@ -9,8 +9,9 @@ logarithms, so that one kernel with configurations a hundred times slower does n
 
 A model can be arbitrarily wrong on a kind of kernel that it has never seen. So the result knows its train kernels
 and warns about kernels unlike them. What to expect there is measured on families that are left out: the ensemble is
-trained briefly without some families of the train split and compared with a random order, which ranks unfamiliar
-kernels where it is significantly better.
+trained briefly without some families of the train split and compared with a random order. That order is not used: its
+top-5 error on 109 unfamiliar kernels of nine collections was 71 %, the ensemble's 10.7 %, and replacing one to three of
+five choices by random ones made that 12.7 to 19.2 %.
 
 The recipe `winners` is for large collections. The best entries of the Kaggle competition on TpuGraphs trained several
 large networks on all configurations and averaged their ranks. Here every member leaves out another fold of the programs
@@ -37,8 +38,8 @@ from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, Schema
 from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
-from tilewise.costmodel.metrics import over_seeds, random_top_k_error, top_k_error
-from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, Familiarity, blend
+from tilewise.costmodel.metrics import random_top_k_error, top_k_error
+from tilewise.costmodel.models.blend import Blend, Familiarity, blend
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.models.trained import TrainedModel
 from tilewise.costmodel.training.config import WINNERS, budget, default_settings
@@ -160,8 +161,7 @@ def _test_on_unfamiliar(
 ) -> dict[str, Any]:
     """Test how the model `kinds` rank unfamiliar kernels: train without some families and rank those.
 
-    Returns the record's entries `left_out` (errors of the model and of a random order) and `fallback` (random order if
-    the model is worse); {} if there are too few families.
+    Returns the record's entry `left_out`, the errors of the model and of a random order; {} if families are too few.
     """
     left_out = _left_out_kernels(kernels)
     if len(left_out) < _MIN_KERNELS:
@@ -178,13 +178,12 @@ def _test_on_unfamiliar(
     chance = [random_top_k_error(kernel.target, 5) for kernel in left_out]
     # Plain means, so that a single kernel with a choice that is a hundred times too slow counts.
     means = {"model": float(np.mean(errors)), "random": float(np.mean(chance)), "kernels": len(left_out)}
-    worse = over_seeds(np.subtract(errors, chance)).low > 0
     print(
         f"On {len(left_out)} kernels of left-out families the top-5 error is {means['model']:.1%}, in a random order "
-        f"{means['random']:.1%}: kernels unlike the train split {'get a random order' if worse else 'are ranked too'}.",
+        f"{means['random']:.1%}: measure more configurations of kernels unlike the train split.",
         file=sys.stderr,
     )
-    return {"fallback": RANDOM_ORDER if worse else "", "left_out": means}
+    return {"left_out": means}
 
 
 def _left_out_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
