@@ -2,15 +2,21 @@
 
 
 def take_turns(functions, rounds, clock):
-    """{name: [seconds, ...]}: call each function once a round, one after the other; clock() gives seconds."""
+    """Time functions alternately, and return a dictionary {name: [seconds, ...]}.
+
+    `functions` maps names to functions. In each round, call every function once; clock() returns the time in seconds.
+    """
     raise NotImplementedError
 
 
 def ratio_interval(old, new, rng):
-    """(low, high): a 95 % bootstrap interval of median(old) / median(new); rng is a NumPy Generator."""
+    """Return the 95 % bootstrap interval (low, high) of the ratio median(old) / median(new).
+
+    `old` and `new` are timings; `rng` is a NumPy Generator, with which you draw the samples.
+    """
     raise NotImplementedError
 
 
 def score(gains, accuracy, floor):
-    """The geometric mean of three gains (speed, memory, size), and 0 where accuracy is below the floor."""
+    """Return the geometric mean of three gains (speed, memory, size), or 0 if the accuracy is below `floor`."""
     raise NotImplementedError

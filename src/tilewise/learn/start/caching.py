@@ -2,15 +2,24 @@
 
 
 def attend(query, keys, values):
-    """softmax(keys @ query / sqrt(width)) @ values, right for large scores too; query (D,), keys and values (T, D)."""
+    """Compute attention for one query: softmax(keys @ query / sqrt(D)) @ values.
+
+    `query` is (D,), `keys` and `values` are (T, D). The result must also be right for large scores, without overflow.
+    """
     raise NotImplementedError
 
 
 def store(keys, values, key, value, position):
-    """Write key and value at `position` of the arrays, and give (keys, values) up to and with it, as views."""
+    """Write `key` and `value` at `position` of the arrays `keys` and `values`, as in a KV cache.
+
+    Return views (keys, values) of all rows up to and including this position.
+    """
     raise NotImplementedError
 
 
 def tokens_computed(prompt, new, cached):
-    """How many positions go through the model in all, to generate `new` tokens after a prompt of `prompt` tokens."""
+    """Count the tokens that a model processes to generate `new` tokens after a prompt of `prompt` tokens.
+
+    With a KV cache (`cached`), each token is processed once. Without one, the whole text is processed for each token.
+    """
     raise NotImplementedError

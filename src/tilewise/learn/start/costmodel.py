@@ -2,18 +2,25 @@
 
 
 def slowdown(runtimes, scores, k):
-    """How much slower the best of the k lowest-scored configurations is than the best of all: 0.05 is 5 %."""
+    """Compute how much slower the best of a model's first k choices is than the best configuration: 0.05 means 5 %.
+
+    `runtimes` and `scores` have one value per configuration; the model chooses the lowest scores first.
+    """
     raise NotImplementedError
 
 
 def ordered_pairs(runtimes, scores):
-    """The share of pairs with different runtimes whose scores are in the same order (equal scores are not)."""
+    """Return the share of pairs of configurations whose scores are in the same order as their runtimes.
+
+    Pairs with equal runtimes are not counted; pairs with equal scores are in the wrong order.
+    """
     raise NotImplementedError
 
 
 def tile_numbers(shape, tile):
-    """{"tiles", "waste", "bytes"} of a float32 product (m, n, k) cut in tiles (tm, tn, tk).
+    """Describe a float32 matrix product of shape (m, n, k) that is divided into tiles (tm, tn, tk).
 
-    The number of output tiles, the share of the padded work that is padding, and the bytes of one block of a, b and c.
+    Return a dictionary: "tiles" is the number of output tiles, "waste" the share of the padded work that is padding,
+    and "bytes" the size of one block of a, b and c together.
     """
     raise NotImplementedError

@@ -2,15 +2,24 @@
 
 
 def affine(low, high):
-    """(scale, zero_point) for uint8: value = (q - zero_point) * scale; the range must hold low, high and zero."""
+    """Choose scale and zero point for uint8 numbers q, where value = (q - zero_point) * scale.
+
+    Return (scale, zero_point). The range of values must contain `low`, `high` and zero.
+    """
     raise NotImplementedError
 
 
 def quantize_rows(weights):
-    """(q, scale): int8 numbers in -127..127 and one scale for each weights[i], so that q * scale is near weights."""
+    """Quantize weights to int8 numbers from -127 to 127 with one scale for each weights[i].
+
+    Return (q, scale), so that q * scale is close to the weights.
+    """
     raise NotImplementedError
 
 
 def integer_product(x, zero_point, w):
-    """(x - zero_point) @ w as int32 and exact, also for sums beyond float32; x is uint8 (M, K), w is int8 (K, N)."""
+    """Compute (x - zero_point) @ w exactly in int32, also if sums are too large to be exact in float32.
+
+    `x` is uint8 (M, K), `w` is int8 (K, N).
+    """
     raise NotImplementedError
