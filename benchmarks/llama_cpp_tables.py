@@ -12,8 +12,8 @@ def speeds() -> str:
     """Tabulate milliseconds of a token and of a prompt against llama.cpp, for each kind of CPU."""
     gains = [row["ratio"] for kind in kinds() for row in rows("llama_cpp", "beside", kind=kind)]
     times = f"{min(gains):.2f} to {max(gains):.2f} times"
-    bits = f"Our four-bit weights generate a token {times} as fast as our eight-bit weights"
-    return f"{_speeds('llama_cpp', 'llama.cpp')} {bits} (`python -m benchmarks.llama_cpp bits`)."
+    bits = f"With four-bit weights, tilewise generates a token {times} as fast as with eight-bit weights"
+    return f"{_speeds('llama_cpp', 'llama.cpp')}\n{bits}\n(`python -m benchmarks.llama_cpp bits`)."
 
 
 def beside_ctranslate2() -> str:
@@ -31,7 +31,8 @@ def _speeds(file: str, title: str) -> str:
             perplexities = (_perplexity(file, row["name"], who, kind) for who in ("tilewise", peer))
             cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *perplexities])
     headings = ("case", "CPU", "tilewise, ms", f"{title}, ms", "ratio", "perplexity, tilewise", f"perplexity, {title}")
-    return f"{table(headings, cells)}\n\nOne thread, measured {dates(ratios)}{age_note(ratios[0], file)}."
+    note = f"The times in the table were measured on one thread, {dates(ratios)}{age_note(ratios[0], file)}."
+    return f"{table(headings, cells)}\n\n{note}"
 
 
 def _perplexity(file: str, case: str, who: str, kind: str) -> str:

@@ -58,27 +58,28 @@ _PEERS = {
     "tilewise dense int8": "our dense layer",
 }  # fmt: skip
 _STALE = "†"
-ABOUT_RATIOS = f"""A ratio compares tilewise with another library (a peer): it is the peer's time divided by tilewise's
-time. If the ratio is above 1, tilewise is faster. Both are timed alternately in one process, with the same number of
-threads. Each case is compared with the **fastest** of all peers that were ever timed on it. The mark {_STALE} means
-that tilewise's kernels have changed since the measurement."""
-_ABOUT_CHOICES = """**Choosing without measuring.** The cost model ranks the configurations of a kernel, and its first
-choice is compared with the best of all measured configurations. A number is a share of the best configuration's speed:
-0.90 means 90 % as fast. The default is the configuration that you get without tuning."""
-_ABOUT_SPEEDS = """**Speed compared with other libraries.** tilewise is compared with the fastest of several libraries
-(peers) in each case. A number with × is the peer's time divided by tilewise's time: at 2×, tilewise takes half the
-time, and below 1× it is slower. "Typical" is the geometric mean over the cases of a row."""
-_ABOUT_CELLS = """Each cell of this table shows the geometric mean of the ratios and, in brackets, the smallest ratio. A
-case is not counted if a peer that is often the fastest was not timed on it. For the rows about sparse layers, the
-sparse kernels were used in every case, even if tilewise would choose the dense kernel by itself."""
+ABOUT_RATIOS = f"""A ratio compares the speed of tilewise with another library (a peer): it is the peer's time divided
+by tilewise's time. If the ratio is above 1, tilewise is faster. Both are timed alternately in one process, with the
+same number of threads. Each case (one computation on one CPU) is compared with the **fastest** of all peers that were
+ever timed on it. The mark {_STALE} means that tilewise's kernels have changed since the measurement."""
+_ABOUT_CHOICES = """**Choosing without measuring.** The cost model of tilewise ranks the configurations of a kernel.
+The table compares the configuration that it ranks first, and the default without tuning, with the fastest of all
+measured configurations. A value of 0.90 means that a kernel runs at 90 % of the speed of the fastest one."""
+_ABOUT_SPEEDS = """**Speed compared with other libraries.** In each measured case, tilewise is compared with the
+fastest of several libraries (peers). A value such as 2× is the peer's time divided by tilewise's time: at 2×,
+tilewise takes half the time, and below 1× it is slower. "Typical" is the geometric mean over the cases of a row."""
+_ABOUT_CELLS = """This table shows how fast tilewise is for each kind of work and CPU. A cell contains the geometric
+mean of the ratios (the peer's time divided by tilewise's) and, in brackets, the smallest ratio. A case is not counted
+if a peer that is often the fastest was not timed on it. In the rows about sparse layers, the sparse kernels were used
+in every case, even if tilewise would choose the dense kernel by itself."""
 _ABOUT_ITSELF = """This table compares two ways to run the same work in tilewise, such as INT8 and float32. A ratio
 above 1 means that the way named first is faster. No other library is involved."""
-_ABOUT_MEMORY = """Each network runs in a new process for each library, on one thread. The table shows the peak memory
-of the process. The last column is tilewise's peak divided by the smaller peak of the other two libraries, so below 1
-tilewise needs less. To repeat the measurement, run `python -m benchmarks.memory`."""
-_ABOUT_PRUNING = """Each row is a model in which pruning has set a share of the weights to zero (column zeros), with or
-without fine-tuning afterwards. The points lost are percentage points of test accuracy, compared with the dense
-model."""
+_ABOUT_MEMORY = """This table shows the peak memory of a process that loads and runs a network, on one thread. Each
+library runs each network in a new process. The last column is tilewise's peak divided by the smaller peak of the
+other two libraries, so below 1 tilewise needs less. To repeat the measurement, run `python -m benchmarks.memory`."""
+_ABOUT_PRUNING = """This table shows how much accuracy models lose by pruning. In each row, pruning has set a share of
+the model's weights to zero (column zeros), with or without fine-tuning afterwards. The points lost are percentage
+points of test accuracy, compared with the dense model."""
 
 
 def peer_names(cases: Iterable[Case]) -> str:
@@ -280,16 +281,17 @@ def results_page() -> str:
         "# Results",
         "**Here you can** look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
         PICTURE.replace("results", "results-by-cpu"),
-        f"{ABOUT_RATIOS}\n[Every case](results-cases.md) lists all peers of each case.",
-        "To repeat the measurements of one kind of work on your machine, run for example\n"
+        f"{ABOUT_RATIOS}\nThe page [Every case](results-cases.md) lists all peers of each case.",
+        "To compare tilewise with other libraries on your machine for one kind of work, such as products, run\n"
         f"`make reproduce ROW=products`. The kinds of work are {', '.join(f'`{key}`' for key in ROWS)}.\n"
         "`make bench` measures all of them.",
         "## By kind of work and CPU",
         _ABOUT_CELLS,
         line_table([line for key in ROWS for line in LINES if line.row == key], cases, "against the fastest of"),
         "## Where tilewise is slower",
-        f"In {len(losses)} of {len(peers)} cases, tilewise is slower than the fastest peer. This table lists the\n"
-        f"{_MOST_LOSSES} largest losses, with at most one case for each kind of work and CPU:",
+        f"In {len(losses)} of {len(peers)} measured cases, tilewise is slower than the fastest peer that it was\n"
+        f"compared with. This table lists the {_MOST_LOSSES} largest losses, with at most one case for each kind of\n"
+        "work and CPU:",
         table(("CPU", "case", "threads", "fastest peer", "ratio"), loss_cells),
         "## Against tilewise itself",
         _ABOUT_ITSELF,
