@@ -11,7 +11,7 @@ namespace tw {
 int64_t array_pool_bytes();
 
 // Sets the size from which on results come from the pool, and returns the old one. Measurements set it to 1: blocks of
-// the pool start on a page, so the alignment of a result is no matter of chance.
+// the pool start on a page, so the alignment of a result does not depend on chance.
 int64_t set_least_pooled(int64_t bytes);
 
 // Returns memory to the system: the pool's blocks, this thread's memory for weights packed for one call, and what the C

@@ -23,6 +23,7 @@ Parameters::Parameters(const char* function, std::initializer_list<const char*> 
   for (const char* name : names) names_[total_++] = PyUnicode_InternFromString(name);
 }
 
+// Returns the position of the parameter with this name, or -1; interned strings are compared by address first.
 int Parameters::find(PyObject* keyword) const {
   for (int i = 0; i < total_; ++i) {
     if (names_[i] == keyword) return i;
@@ -90,6 +91,7 @@ PyArrayObject* checked(nb::handle object, int type, int ndim, const char* name) 
   return array;
 }
 
+// Borrows a NumPy array, or copies it if it is not contiguous; throws if its type or number of axes is wrong.
 Input::Input(PyObject* object, const char* name, int ndim, int type) : is_copy_(false) {
   if (!PyArray_Check(object) || PyArray_TYPE(as_array(object)) != type)
     refuse("DtypeError", "%s must be %s array", name, type == NPY_FLOAT32 ? "a float32" : "an int32");

@@ -97,6 +97,7 @@ AttentionBatch read_problem(const HeadsInput& q, const HeadsInput& k, const Head
   return p;
 }
 
+// attention(q, k, v, causal, mask, scale): returns the result (B, H, T, E) and logsumexp (B, H, T).
 nb::object attention_call(const Call& call) {
   static const Parameters parameters("attention", {"q", "k", "v", "causal", "mask", "scale"}, 4);
   const auto values = parameters.read(call);
@@ -126,6 +127,7 @@ nb::object gradient_arrays(PyObject* into, const HeadsInput* const (&like)[3]) {
   return is_given(into) ? nb::borrow(into) : nb::make_tuple(arrays[0], arrays[1], arrays[2]);
 }
 
+// attention_grad(gout, q, k, v, out, logsumexp, ...): returns the gradients of q, k and v.
 nb::object attention_grad_call(const Call& call) {
   static const Parameters parameters("attention_grad",
                                      {"gout", "q", "k", "v", "out", "logsumexp", "causal", "mask", "scale", "into"}, 7);

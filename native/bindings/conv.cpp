@@ -137,6 +137,7 @@ void set_input(const Input& x, ConvShape* s) { s->n = x.dim(0), s->c = x.dim(1),
 
 void set_weights(const Input& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
 
+// conv2d(x, w, ...): a convolution of planes (N, C, H, W) with bias, residual and activation.
 nb::object convolve(TileTable* table, const Call& call) {
   static const Parameters parameters(
       "conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile", "dilation"}, 2);

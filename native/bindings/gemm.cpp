@@ -15,7 +15,7 @@ namespace {
 // Releasing the GIL costs more than a product of fewer multiply-adds.
 constexpr int64_t kMinWorkForGilRelease = 1 << 16;  // chosen
 
-// Whether this is a float32 array whose strides are whole elements.
+// Returns whether this is a float32 array whose strides are whole elements.
 bool usable(PyObject* object) {
   if (!PyArray_Check(object)) return false;
   PyArrayObject* array = as_array(object);
@@ -114,6 +114,7 @@ struct Product {
   }
 };
 
+// Reads bias (n), activation and residual (m, n) of a product; throws if a shape does not fit.
 void read_epilogue(PyObject* bias, PyObject* activation, PyObject* residual, Product& p) {
   Epilogue& e = p.g.epilogue;
   if (is_given(bias)) {
@@ -214,6 +215,7 @@ bool chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* tile)
   });
 }
 
+// matmul(a, b, tile, bias, activation, residual): computes the product with the given, tuned or default tile.
 nb::object multiply(TileTable* table, const Call& call) {
   static const Parameters parameters("matmul", {"a", "b", "tile", "bias", "activation", "residual"}, 2);
   if (call.count < 2) refuse("ConfigurationError", "matmul takes two arrays, not %lld", call.count);
@@ -373,6 +375,7 @@ std::vector<std::pair<int, int>> register_tiles() {
 
 nb::object table_matmul(const Call& call) { return multiply(&table_of(call.self), call); }
 
+// keep_matmul(shape, layout, threads, tile): stores a tuned tile in the table; None stands for the default tile.
 nb::object table_keep_matmul(const Call& call) {
   static const Parameters parameters("keep_matmul", {"shape", "layout", "threads", "tile"}, 4);
   const auto v = parameters.read(call);

@@ -55,6 +55,7 @@ int numpy_type(const TensorDesc& desc) {
   return !desc.is_integer() ? NPY_FLOAT32 : desc.is_int16() ? NPY_INT16 : NPY_UINT8;
 }
 
+// Converts a tuple to an output stage; the form of the tuple tells uint8 from int16.
 OutputStage stage_of(nb::handle tuple) {
   OutputStage stage;
   Int16StageTuple int16;
@@ -83,6 +84,7 @@ std::vector<int64_t> shape_of(const std::optional<FloatArray>& weights, const st
   return shape;
 }
 
+// Constructor of the Python class for a float convolution; without weights, `meta` has their shape.
 void make_conv(FloatConvLayer* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
                std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups,
                const std::string& activation, const std::vector<int64_t>& meta) {
@@ -112,6 +114,7 @@ void restore(FloatConvLayer& layer, const FloatArray& weights) {
 
 // --- building ---
 
+// Adds a float input (n, c, h, w) of the graph, in planes or channels-last, and returns its number.
 int add_input(Graph& g, int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
   if (n < 0 || c < 1 || h < 1 || w < 1) refuse("ShapeError", "an input has channels and pixels");
   TensorDesc desc;
@@ -144,6 +147,7 @@ int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int 
       int16_limit > 0 ? quantize_int16_op(scale, int16_limit, padding) : quantize_op(scale, zero_point, padding), {x});
 }
 
+// Adds a float convolution with optional residual (-1: none); images with few channels are read as planes.
 int add_float_conv(Graph& g, std::shared_ptr<FloatConvLayer> layer, int x, int residual, const std::string& algorithm) {
   constexpr int64_t kMaxPlanarChannels = 16;  // chosen: a vector; so few channels are read as planes
   const TensorDesc from = g.desc(x);
@@ -181,6 +185,7 @@ int add_concat(Graph& g, std::vector<int> inputs, int padding) {
   return g.add(concat_op(padding), inputs);
 }
 
+// Adds attention over `heads` heads; `first` and `step` locate each head's queries, keys and values in their pixels.
 int add_attention(Graph& g, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first,
                   const std::vector<int64_t>& step, int64_t dim, int64_t value_dim, float scale, bool causal) {
   if (qkv.size() < 3 || qkv.size() > 4 || first.size() != 3 || step.size() != 3)
@@ -239,6 +244,7 @@ GraphCall read_call(Graph& graph, nb::list arrays) {
   return call;
 }
 
+// Allocates the NumPy array of an output: rows, integer images with padding, or planes.
 nb::object new_output(const TensorDesc& desc, int64_t batch) {
   const int64_t images = batch * desc.n;
   if (desc.rows) {
@@ -298,6 +304,7 @@ nb::list graph_products(Graph& graph, nb::list arrays) {
 using OperandTuple = std::tuple<int64_t, int64_t, std::vector<std::array<int64_t, 2>>>;
 using LoopTuple = std::tuple<std::vector<int64_t>, std::vector<OperandTuple>, std::array<int64_t, 4>>;
 
+// Converts a tuple to a strided loop; the last operand is its result.
 StridedLoop loop_of(const LoopTuple& tuple) {
   StridedLoop loop;
   loop.sizes = std::get<0>(tuple);
@@ -316,6 +323,7 @@ std::vector<int> as_pixels(Graph& g, std::vector<int> values) {
   return values;
 }
 
+// Adds an op that assembles a value from strided copies of its inputs (concatenation, padding).
 int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<LoopTuple>& tuples, float fill,
                  bool covered) {
   std::vector<StridedLoop> loops;

@@ -163,6 +163,7 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
 
 // --- quantization ---
 
+// Quantizes float images (N, C, H, W) to padded channels-last uint8 images.
 nb::object quantize_images(nb::handle x, float scale, int zero, int x_padding) {
   const auto in = view_of<float>(x, 4, "x");
   check_zero(zero);

@@ -71,6 +71,7 @@ inline Uint8Stage uint8_stage_of(const Uint8StageTuple& values) {
 // the bytes of an Int16Piecewise.
 using Int16StageTuple = std::tuple<int, int, int, float, float, float, nb::bytes>;
 
+// Converts a tuple from Python to the output stage of an int16 result, and checks its piecewise polynomial.
 inline Int16Stage int16_stage_of(const Int16StageTuple& values) {
   const auto& [low, high, activation, inverse, far, slope, polynomial] = values;
   if (activation < 0 || activation > static_cast<int>(Int16Activation::leaky_relu))

@@ -8,7 +8,7 @@ NB_MODULE(_native, m) {
     throw nanobind::import_error("the compiled kernels are for another CPU's instruction set; compile them again here");
   }
   tw::import_numpy();
-  nanobind::set_leak_warnings(false);  // a model held until the interpreter ends is no leak
+  nanobind::set_leak_warnings(false);  // a model held until the interpreter ends is not a leak
   tw::bind_runtime(m);
   tw::bind_probe(m);
   tw::bind_rows(m);

@@ -31,6 +31,7 @@ PoolShape shape_of_planes(int64_t n, int64_t c, int64_t h, int64_t w) {
   return s;
 }
 
+// max_pool2d: returns the pooled planes and the index of each maximum, for the backward pass.
 nb::object max_pool(const Call& call) {
   static const Parameters parameters("max_pool2d", {"x", "kernel", "stride", "padding"}, 4);
   const auto v = parameters.read(call);

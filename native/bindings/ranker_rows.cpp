@@ -8,7 +8,7 @@ namespace {
 
 using Arrays = std::vector<FloatArray>;
 
-// Whether `starts` rises strictly from 0 to `last`.
+// Returns whether `starts` rises strictly from 0 to `last`.
 bool strictly_rising(const Longs& starts, int64_t last) {
   const std::size_t n = starts.shape(0);
   if (starts.data()[0] != 0 || starts.data()[n - 1] != last) return false;
@@ -66,6 +66,7 @@ RankerRows checked_rows(const FloatArray& configs, int64_t skip_columns, const F
   return s;
 }
 
+// Returns the scores (kernels, slots, members) and the activations that the backward pass needs.
 nb::tuple forward(const FloatArray& configs, int64_t skip_columns, const FloatArray& first_weight,
                   const FloatArray& first_bias, const Longs& first_node, const FloatArray& keys,
                   const FloatArray& key_bias, const FloatArray& values, const Arrays& block_weights,

@@ -11,7 +11,7 @@ namespace {
 
 using Ints = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 
-// Whether `starts` never falls and goes from 0 to `last`.
+// Returns whether `starts` never falls and goes from 0 to `last`.
 bool non_decreasing(const Longs& starts, int64_t last) {
   const int64_t n = static_cast<int64_t>(starts.shape(0));
   if (starts.data()[0] != 0 || starts.data()[n - 1] != last) return false;
@@ -21,6 +21,7 @@ bool non_decreasing(const Longs& starts, int64_t last) {
   return true;
 }
 
+// Returns whether all neighbours are nodes of their own graph, so that kernels need not check.
 bool neighbours_in_range(const SageBatch& batch) {
   for (int64_t g = 0; g < batch.graphs; ++g) {
     const int64_t first = batch.first_node[g], last = batch.first_node[g + 1];
@@ -74,6 +75,7 @@ SageLayers checked_layers(const std::vector<FloatArray>& kernels, const std::vec
   return layers;
 }
 
+// Returns the pooled nodes (graphs, slots, width), with `keep` also the activations for the backward pass.
 nb::object forward(const FloatArray& nodes, const FloatArray& configs, const FloatArray& bias,
                    const std::vector<FloatArray>& kernels, const std::vector<FloatArray>& biases,
                    const Longs& first_node, const Longs& first_edge, const Ints& neighbours, bool keep) {

@@ -19,6 +19,7 @@ float read_eps(PyObject* object) {
   return static_cast<float>(eps);
 }
 
+// layer_norm(x, weight, bias, eps): returns y, and mean and 1 / standard deviation of each row.
 nb::object layer_norm_call(const Call& call) {
   static const Parameters parameters("layer_norm", {"x", "weight", "bias", "eps"}, 4);
   const auto v = parameters.read(call);
@@ -60,6 +61,7 @@ BatchShape batch_shape(const Input& x) {
   return {x.dim(0), x.dim(1), planes > 0 ? x.size() / planes : 0};
 }
 
+// batch_norm(x, weight, bias, eps) in training: returns y, and mean and variance of each channel.
 nb::object batch_norm_call(const Call& call) {
   static const Parameters parameters("batch_norm", {"x", "weight", "bias", "eps"}, 4);
   const auto v = parameters.read(call);
@@ -122,6 +124,7 @@ void cross_entropy_grad_entry(const FloatArray& logits, const Ids& targets, cons
   cross_entropy_grad(logits.data(), targets.data(), logsumexp.data(), weights.data(), glogits.data(), rows, columns);
 }
 
+// Writes the gradient of an embedding table: row t of `out` is the sum of the rows of gout whose id is t.
 void embedding_grad_entry(const FloatArray& gout, const Ids& ids, FloatOut out) {
   const int64_t rows = static_cast<int64_t>(ids.size()), columns = last_size(out);
   const int64_t table_rows = out.ndim() == 2 ? static_cast<int64_t>(out.shape(0)) : -1;
@@ -132,6 +135,7 @@ void embedding_grad_entry(const FloatArray& gout, const Ids& ids, FloatOut out) 
   embedding_grad(gout.data(), ids.data(), out.data(), rows, table_rows, columns);
 }
 
+// Updates a parameter and its moments in place by Adam, or by AdamW with `decoupled` weight decay.
 void adam_step_entry(FloatOut param, const FloatArray& grad, FloatOut m, FloatOut v, double lr, double beta1,
                      double beta2, double eps, double weight_decay, bool decoupled, int64_t step) {
   const size_t n = param.size();

@@ -26,6 +26,7 @@ void count(int64_t delta) {
   }
 }
 
+// Allocates aligned memory; large blocks are aligned to, and advised to use, pages of 2 MiB. Returns null on failure.
 void* aligned(std::size_t bytes) {
   if (bytes < kLargeBlock) return std::aligned_alloc(kAlignment, bytes);
   void* block = nullptr;  // aligned_alloc would need a size in whole large pages

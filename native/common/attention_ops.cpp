@@ -30,6 +30,7 @@ RowsOut at(BatchRowsOut r, int64_t b, int64_t h) { return {r.rows.data + offset(
 
 }  // namespace
 
+// Computes attention in one task per head and block of queries.
 void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* logsumexp) {
   const AttentionKernels& kernels = active_attention();
   const AttentionHead& shape = problem.first;
@@ -44,6 +45,7 @@ void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* l
   });
 }
 
+// Computes the gradients of attention in one task per head, from the result and its logsumexp.
 void attention_backward(const AttentionBatch& problem, BatchRows gout, BatchRows out, const float* logsumexp,
                         BatchRowsOut gq, BatchRowsOut gk, BatchRowsOut gv) {
   const AttentionKernels& kernels = active_attention();

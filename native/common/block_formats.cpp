@@ -28,6 +28,7 @@ void block_codes(const BlockPacking& packing, const BlockWords& words, uint8_t* 
   }
 }
 
+// Dequantizes a block: value = scale * code + minimum, as its format defines scale and minimum.
 void block_values(const BlockPacking& packing, const BlockWords& words, float* values) {
   uint8_t codes[kBlock];
   block_codes(packing, words, codes);

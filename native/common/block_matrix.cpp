@@ -20,7 +20,7 @@ int threads_for(int64_t tasks, int64_t work, int64_t min_work_per_thread) {
       std::max<int64_t>(1, std::min<int64_t>({int64_t{num_threads()}, tasks, work / min_work_per_thread})));
 }
 
-// Whether the active kernels may multiply pairs of bfloat16.
+// Returns whether the active kernels may multiply pairs of bfloat16.
 bool has_bfloat16_dot() {
 #if defined(__x86_64__)
   return active_isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16");
@@ -44,6 +44,7 @@ float row_exponent_scale(const float* weight, int64_t n) {
 
 }  // namespace
 
+// Quantizes rows (rows, inputs) to int8 in blocks of 32, unless products that share this scratch have done so.
 BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t inputs, const BlockPacking& packing) {
   const int64_t blocks = round_up(inputs, kBlock * packing.unit_blocks()) / kBlock;
   int8_t* values = values_.grow(rows * blocks * kBlock);
@@ -65,6 +66,7 @@ BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t input
   return {values, scale, offset, total};
 }
 
+// Rounds rows to pairs of bfloat16, unless products that share this scratch have done so.
 const float* BlockScratch::round_pairs(const float* x, int64_t rows, int64_t inputs) {
   float* rounded = bfloat16_words_.grow(rows * inputs / 2);
   if (words_ready_) return rounded;
@@ -77,6 +79,7 @@ const float* BlockScratch::round_pairs(const float* x, int64_t rows, int64_t inp
   return rounded;
 }
 
+// Packs rows of words in transposed strips, unless products that share this scratch have done so.
 const float* BlockScratch::pack_strips(const float* x, int64_t rows, int64_t words) {
   float* packed = strips_.grow(rows * words);
   if (strips_ready_) return packed;
@@ -233,6 +236,7 @@ void BlockMatrix::row(int64_t row, float* values) const {
   }
 }
 
+// Computes y (rows, outputs) = x W' with inputs rounded to int8; returns false if memory is exhausted.
 bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const {
   if (rows == 0 || outputs_ == 0) return true;
   if (format_.packing < 0) return apply_halves(x, rows, y, y_row, scratch), true;

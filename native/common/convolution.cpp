@@ -139,6 +139,7 @@ struct Phase {
   int64_t pad;
 };
 
+// Finds the taps of a filter and the inputs they reach for one phase of a strided convolution's input gradient.
 Phase phase_of(int64_t tap, int64_t stride, int64_t kernel, int64_t padding, int64_t size) {
   Phase f;
   f.first_tap = tap;
@@ -319,6 +320,7 @@ void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep,
   forward_direct(s, x, w, keep, e, config, y);
 }
 
+// Computes the gradient of the input, as one stride-1 convolution per phase of the stride.
 void conv_grad_input(const ConvShape& s, const float* gy, const float* w, float* gx) {
   const int64_t size = s.n * s.c * s.h * s.w;
   if (size == 0) return;
@@ -332,6 +334,7 @@ void conv_grad_input(const ConvShape& s, const float* gy, const float* w, float*
   }
 }
 
+// Computes the gradient of the weights from partial sums, one per thread if memory allows.
 void conv_grad_weight(const ConvShape& s, const float* gy, const float* x, float* gw) {
   const int64_t count = weight_count(s);
   if (count == 0) return;

@@ -275,6 +275,7 @@ bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post
 
 }  // namespace
 
+// Computes a dense layer y = act(x W' + bias) + residual, with weights in float32, float16, bfloat16 or blocks.
 bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual,
                        Activation activation, ProductScratch& scratch, Reading reading) const {
   Epilogue epilogue;

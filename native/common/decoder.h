@@ -97,7 +97,7 @@ struct Decoder {
 
   // Called after the layers are filled: requests large pages for the weights and records which are quantized.
   void settle();
-  // Whether no weight was changed since settle(), so that the integer copies are still the model's.
+  // Returns whether no weight was changed since settle(), so that the integer copies are still the model's.
   bool fresh() const { return quantized_ == fingerprint(); }
 
   int64_t weight_bytes() const;  // of the matrices that every token reads: all except the embeddings

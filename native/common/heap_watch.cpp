@@ -227,6 +227,7 @@ void* counted_calloc(std::size_t n, std::size_t each) {
   count_allocation(p, n * each);
   return p;
 }
+// Replaces realloc: counts the release of the old block and the allocation of the new one.
 void* counted_realloc(void* old, std::size_t n) {
   count_release(old);
   void* p = real_realloc(old, n);
@@ -312,6 +313,7 @@ struct Image {
   uintptr_t relro_start = 0, relro_end = 0;
 };
 
+// Returns whether a relocation is the address of an imported function (a GOT or PLT entry).
 bool is_import(const ElfW(Rela) & r) {
 #if defined(__x86_64__)
   const auto type = ELF64_R_TYPE(r.r_info);
@@ -449,6 +451,7 @@ bool find_real_functions() {
 
 }  // namespace
 
+// Starts counting: clears the ledgers and redirects the allocation calls of all loaded libraries.
 bool start(bool large_only) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   SpinLock lock(busy);

@@ -30,6 +30,7 @@ int64_t Int16Layer::in_block(int64_t block, int64_t column, int64_t tap) const {
   return (two * kInt8Panel + 4 * kBlockOrder[c / 4] + c % 4) * 2 + (last ? x : y) % 2;
 }
 
+// Packs depthwise weights in blocks of kInt8Panel channels, with pairs of filter rows next to each other.
 void Int16Layer::pack_depthwise(const int16_t* weights) {
   const IntegerGeometry& g = geometry_;
   const int64_t taps = g.tap_count(), blocks = (g.columns + kInt8Panel - 1) / kInt8Panel;
@@ -65,6 +66,7 @@ void Int16Layer::unpack(int16_t* to) const {
   }
 }
 
+// Computes a convolution with int16 weights of an int16 or uint8 image.
 void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip, const void* residual,
                       const Int8Image& out, bool relu, void* y) const {
   const IntegerGeometry& g = geometry_;

@@ -122,8 +122,9 @@ constexpr int64_t kMinTileRows = 16;   // hardware: rows of an AMX tile
 constexpr int64_t kTileRunBytes = 64;  // hardware: bytes of a row of an AMX tile
 constexpr int kMinTileColumns = 64;    // chosen: fewer columns do not repay gathering the rows
 
-// Whether AMX tiles are worth it. Runs of whole tile rows are loaded in place. Other runs are gathered first, which
-// only pays if many columns use them: for the few channels of a small network, gathering takes longer than multiplying.
+// Returns whether AMX tiles are worth it. Runs of whole tile rows are loaded in place. Other runs are gathered first,
+// which only pays if many columns use them: for the few channels of a small network, gathering takes longer than
+// multiplying.
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kMinTileColumns);

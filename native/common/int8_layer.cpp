@@ -13,6 +13,7 @@ Int8Layer::Int8Layer(const IntegerGeometry& geometry, const int8_t* weights, con
                               g.taps.kernel_w * in_pixel() / kInt8Group);
 }
 
+// Describes a product with this layer's weights to the kernels, without the images.
 Int8Problem Int8Layer::problem() const {
   Int8Problem p;
   set_stage(&p);
@@ -29,6 +30,7 @@ Int8Image Int8Layer::conv_shape(const Int8Image& in) const {
   return geometry_.result(in, kInt8Group);
 }
 
+// Computes an INT8 convolution as an implicit matrix product: a run of a filter row is contiguous in NHWC.
 void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
                      const Int8Image& out, uint8_t* y) const {
   const IntegerGeometry& g = geometry_;
@@ -48,6 +50,7 @@ void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
   require(kind == Int8Out::int32 || scale_.size() > 0 || geometry_.columns == 0, "the layer has no output scale");
 }
 
+// Computes an INT8 linear layer of `rows` rows; the result is requantized or float32, as `kind` says.
 void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y,
                        const Int8Tile* tile, int64_t in_step, int64_t out_step) const {
   Int8Problem p = problem();
@@ -100,6 +103,7 @@ void Int8GroupedLayer::unpack(int8_t* to) const {
   }
 }
 
+// Computes an INT8 convolution with groups (also depthwise), with rows of the result shared by threads.
 void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
                             const Int8Image& out, uint8_t* y) const {
   constexpr int64_t kMinWorkPerTask = 1 << 17;  // chosen: multiply-adds

@@ -88,6 +88,7 @@ void check_stage(const Int16Stage& stage) {
           "low and high of an int16 result must be within 32767 of 0, and low at most high");
 }
 
+// Checks the geometry of an integer layer and copies its offsets, scales and bias, padded to whole vectors.
 IntegerLayer::IntegerLayer(const IntegerGeometry& geometry, const int32_t* offset, const float* scale,
                            const float* bias, Int8Out kind)
     : geometry_(geometry),

@@ -8,6 +8,7 @@
 namespace tw {
 namespace {
 
+// Detects the best instruction set that both the CPU and these kernels support.
 Isa detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -113,6 +113,7 @@ void read_caches(int cpu, SystemInfo& info) {
   }
 }
 
+// Reads the usable cores (affinity and container quota) and the cache sizes from the system.
 SystemInfo read_system() {
   SystemInfo info;
   int first = 0;

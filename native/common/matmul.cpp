@@ -198,6 +198,7 @@ bool tile_problem(const GemmTile& t, const Gemm& g, char* reason, std::size_t si
   return false;
 }
 
+// Computes a batch of products: threads share the items of a large batch, or else the blocks of each product.
 bool matmul(const Gemm& g, const Batch& batch, const ProductConfig* config) {
   if (g.m == 0 || g.n == 0 || batch.count == 0) return true;
   if (g.k == 0) {

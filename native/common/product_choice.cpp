@@ -52,6 +52,7 @@ struct ConfigCache {
 bool batch_invariant() { return invariant.load(std::memory_order_relaxed); }
 void set_batch_invariant(bool on) { invariant.store(on, std::memory_order_relaxed); }
 
+// Returns the fastest configuration by the cost model, from a cache of this thread's last choices.
 const ProductConfig& choose_config(const Gemm& g, int threads) {
   thread_local std::unique_ptr<ConfigCache> cache;
   const int used = threads > 1 && worth_threads(g.m * g.n * g.k) ? threads : 1;

@@ -31,7 +31,7 @@ double step_cycles(int64_t rows, int64_t vectors) {
   return vectors == 0 ? 0 : std::max({r * v / 2, (r + v) / 2, kLatency});
 }
 
-// Whether a micro-tile has too few accumulators to hide the latency of a multiply-add.
+// Returns whether a micro-tile has too few accumulators to hide the latency of a multiply-add.
 bool waits(int64_t rows, int64_t vectors) { return vectors > 0 && rows * vectors < 9; }
 
 // Bytes of a cache that rows of `width` bytes can occupy if each starts `apart` bytes after the previous one. The
@@ -353,6 +353,7 @@ void count_dot_products(const Gemm& g, bool streamed, Sink& sink) {
   }
 }
 
+// Counts the terms of the time of the path row_strips (a strip of columns stays in registers).
 template <class Sink>
 void count_strips(const Gemm& g, Sink& sink) {
   const int64_t strips = ceil_div(vectors_of(g.n), 8), steps = g.m * g.k * strips;
@@ -365,6 +366,7 @@ void count_strips(const Gemm& g, Sink& sink) {
   if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::strip_page, as_double(steps));
 }
 
+// Counts the terms of the time of the path small_m (a few rows of A, B is read once).
 template <class Sink>
 void count_small_m(const Gemm& g, bool interleaved, Sink& sink) {
   const int64_t vectors = vectors_of(g.n), strips = ceil_div(vectors, std::max<int64_t>(accumulators() / g.m, 1));
@@ -377,6 +379,7 @@ void count_small_m(const Gemm& g, bool interleaved, Sink& sink) {
   if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::small_m_page, steps);
 }
 
+// Counts the terms of the time of the path row_streamed (rows of B are scaled and added in memory order).
 template <class Sink>
 void count_streamed(const Gemm& g, Sink& sink) {
   const int64_t at_once = g.m == 3 ? 4 : 8, groups = g.m <= 3 ? 1 : ceil_div(g.m, accumulators() > 16 ? 6 : 4);
@@ -388,6 +391,7 @@ void count_streamed(const Gemm& g, Sink& sink) {
   count_reads(Term::stream_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
 }
 
+// Counts the terms of the time of the path split_sums (several accumulators share a sum).
 template <class Sink>
 void count_split(const Gemm& g, Sink& sink) {
   const double split = g.m == 1 ? 8 : g.m <= 3 ? 4 : g.m < 8 ? 2 : 1;

@@ -24,7 +24,7 @@ void cheapest_tile(const Gemm& g, int threads, GemmTile* tile);
 // Sets the grid over which threads share C: the split with the least work per thread and the least data read twice.
 void choose_grid(const Gemm& g, int threads, GemmTile* tile);
 
-// Whether a second thread saves more than waking it costs.
+// Returns whether a second thread saves more than waking it costs.
 bool worth_threads(int64_t multiply_adds);
 
 // Adds the operations of the busiest thread to `counts`, which has an entry for each of the kCostTerms terms.

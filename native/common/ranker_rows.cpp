@@ -192,6 +192,7 @@ void ranker_rows_forward(const RankerRows& rows, float* scores, float* saved) {
   for_each_kernel(rows, [&](const KernelRows& kernel) { forward(kernel, saved_activations(kernel, saved), scores); });
 }
 
+// Computes the gradients of the ranker's weights and inputs, one task per kernel of the batch.
 void ranker_rows_backward(const RankerRows& rows, const float* grad_scores, const float* saved,
                           const RankerRowsGradients& grads) {
   for_each_kernel(rows, [&](const KernelRows& kernel) {

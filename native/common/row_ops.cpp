@@ -126,6 +126,7 @@ void each_channel(BatchShape shape, const F& f) {
 
 }  // namespace
 
+// Batch norm in training: normalizes each channel by its own mean and variance, which are returned.
 void batch_norm(const float* x, const float* weight, const float* bias, float eps, float* y, float* mean,
                 float* variance, BatchShape shape) {
   const NormKernels& kernels = active_norm_kernels();
@@ -137,6 +138,7 @@ void batch_norm(const float* x, const float* weight, const float* bias, float ep
   });
 }
 
+// Computes the gradients of batch norm with respect to the input, the weight and the bias.
 void batch_norm_grad(const float* gy, const float* x, const float* weight, const float* mean, const float* variance,
                      float eps, float* gx, float* gweight, float* gbias, BatchShape shape) {
   const NormKernels& kernels = active_norm_kernels();
@@ -182,6 +184,7 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
   }
 }
 
+// Sums squares in at most 1024 ranges, so that the result does not depend on the number of threads.
 double sum_of_squares(const float* x, int64_t n) {
   const ElementwiseKernels& kernels = active_elementwise();
   const int64_t grain = std::max(kGrain, ceil_div(n, int64_t{1024}));

@@ -243,6 +243,7 @@ int64_t sage_saved_size(const SageBatch& batch, int layers) {
   return batch.first_node[batch.graphs] * batch.slots * floats_per_row(batch.width, layers);
 }
 
+// Runs the GraphSAGE layers over a batch of graphs and pools the nodes; a task has some slots of one graph.
 void sage_forward(const SageBatch& batch, const SageLayers& layers, float* pooled, float* saved) {
   const std::vector<Task> tasks = split_into_tasks(batch);
   const int64_t width = batch.width, count = static_cast<int64_t>(layers.kernels.size());

@@ -223,6 +223,7 @@ struct PackedSparse::ConvPlan {
   std::vector<int32_t> offsets;
 };
 
+// Returns the plan for this image size, from a small cache that drops the oldest one.
 std::shared_ptr<const PackedSparse::ConvPlan> PackedSparse::plan(const ConvShape& s) const {
   constexpr std::size_t kMostPlans = 8;  // chosen: sizes whose plans are stored; arbitrary
   std::lock_guard<std::mutex> lock(layouts_->plans_mutex);
@@ -292,7 +293,7 @@ bool PackedSparse::pays(const ConvShape& shape, ConvAlgorithm dense, int64_t non
   constexpr double kMargin = 0.85;  // chosen: of the cost; if the two are closer, a sixth of the choices would be wrong
   const ConvShape s = with_pixels_in_a_row(shape, 1);
   const double weights = static_cast<double>(nonzeros), all = static_cast<double>(s.o * s.c * s.kh * s.kw);
-  if (2 * weights > all) return false;  // seldom faster, and the estimate takes time
+  if (2 * weights > all) return false;  // rarely faster, and the estimate takes time
   if (batch_invariant()) return false;  // the kernels for few rows and for tiles add in different orders
   if (preferred.load(std::memory_order_relaxed)) return true;
   if (!is_row_of_pixels(s) || !is_small_batch(s.ow)) {

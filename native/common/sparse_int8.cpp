@@ -7,6 +7,7 @@
 
 namespace tw {
 
+// Computes the int32 sums (batch, rows) of the sparse matrix and int16 inputs.
 void PackedSparseInt8::products(const int16_t* x, int64_t batch, int32_t* sums) const {
   constexpr int64_t kMinWorkPerThread = 400000;  // chosen: multiply-adds
   const SparseCells<int8_t> cells = packed_.cells();

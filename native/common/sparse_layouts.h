@@ -14,6 +14,7 @@ struct PackedSparse::Layouts {
   std::vector<std::shared_ptr<const ConvPlan>> plans;
 };
 
+// Returns a packed layout, which is created at its first use; safe to call from several threads.
 template <class Layout>
 const Layout& PackedSparse::packed(Lazy<Layout>& lazy) const {
   if (const Layout* layout = lazy.ready.load()) return *layout;

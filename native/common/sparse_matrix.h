@@ -29,7 +29,8 @@ class PackedSparse {
   // row, filter column). x may be planes. In sparse_conv.cpp.
   void convolve(const ConvShape& s, const float* x, const ConvEpilogue& e, const ConvLayout& layout, float* y) const;
 
-  // Whether skipping zeros is clearly cheaper than a dense algorithm: an estimate that is the same in every run.
+  // Returns whether skipping zeros is clearly cheaper than a dense algorithm: an estimate that is the same in every
+  // run.
   static bool pays(const ConvShape& s, ConvAlgorithm dense, int64_t nonzeros);
 
   static bool is_small_batch(int64_t rows);  // few enough for the kernel for vectors

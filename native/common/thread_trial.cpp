@@ -14,6 +14,7 @@ constexpr double kOutlier = 4.0;    // chosen: a run counts as at most this many
 
 }  // namespace
 
+// Starts a trial of the thread counts 1, 2, 4, ... and `most`.
 void ThreadTrial::start(int most) {
   counts_.clear();
   for (int n = 1; n < most; n *= 2) counts_.push_back({n, 0.0});
@@ -65,7 +66,7 @@ void ThreadTrial::took(int threads, double seconds) {
   settle();  // if this count has become slower than another was, that one is used from now on
   if (runs_ < kBetween || counts_.size() == 1) return;
   runs_ = 0;
-  // Try the two neighbours alternately: a count far from the best is seldom the best later.
+  // Try the two neighbours alternately: a count far from the best is rarely the best later.
   trial_ = used_ + 1 < counts_.size() && (up_ || used_ == 0) ? used_ + 1 : used_ - 1;
   up_ = !up_;
 }

@@ -29,8 +29,8 @@ struct WeightKey {
 // Returns the entry for this key if its copy still equals the `count` raw floats at key.data, else null.
 std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t count);
 
-// Whether weights whose packed form has `packed_count` floats fit the cache, after evicting idle entries. Large forms
-// that have a smaller alternative leave a quarter of the cache to others.
+// Returns whether weights whose packed form has `packed_count` floats fit the cache, after evicting idle entries. Large
+// forms that have a smaller alternative leave a quarter of the cache to others.
 bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative);
 
 // Creates an entry with a copy of the raw weights and space for the packed form, to be filled from that copy (so that

@@ -68,7 +68,7 @@ class Analysis {
     }
   }
 
-  // Whether the inputs of a concatenation are neighbouring slices of one buffer, in this order.
+  // Returns whether the inputs of a concatenation are neighbouring slices of one buffer, in this order.
   bool concat_is_slice(const Graph::Node& node) const {
     const int root = sets_.root(node.inputs[0]);
     if (external_[node.output] || external_[root] || sets_.parent[node.output] >= 0 || !any_pitch_[node.output])

@@ -41,6 +41,7 @@ int Graph::add(std::unique_ptr<Op> op, std::vector<int> inputs) {
   return value;
 }
 
+// Returns the channels-last form of a value, inserting a conversion op if there is none yet.
 int Graph::channels_last(int value) {
   check_value(value);
   const TensorDesc& from = descs_[value];
@@ -62,6 +63,7 @@ int Graph::quantized_rows(int value) {
   return quantized_rows_[value];
 }
 
+// Marks a value as an output of the graph; float images are converted to planes (NCHW) for the caller.
 void Graph::add_output(int value) {
   check_value(value);
   // Floats of known size are converted to planes in the caller's array. Other values are computed there directly.

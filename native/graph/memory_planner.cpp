@@ -4,6 +4,7 @@
 
 namespace tw {
 
+// Assigns offsets by "greedy by size" (Pisarchyk and Lee 2020): the largest buffer first, each in the lowest free gap.
 int64_t allocate_buffers(std::vector<Lifetime>& buffers) {
   std::vector<Lifetime*> order;
   for (Lifetime& buffer : buffers) order.push_back(&buffer);

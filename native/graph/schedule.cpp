@@ -214,7 +214,7 @@ class ScheduleBuilder {
     }
   }
 
-  // Whether a buffer of this stage has no padding, so that its memory may be shared by lifetime.
+  // Returns whether a buffer of this stage has no padding, so that its memory may be shared by lifetime.
   bool is_pooled(std::size_t b, int stage) const {
     return s_.buffers[b].stage == stage && s_.buffers[b].desc.padding == 0;
   }
@@ -355,6 +355,7 @@ Buffer<uint8_t> Graph::Schedule::take_batch_memory(int64_t batch) {
   return memory;
 }
 
+// Keeps the memory of a run for later runs, up to a limit of size and number.
 void Graph::Schedule::give_back(std::vector<Arena>& arenas, Buffer<uint8_t>& batch_memory) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (Arena& arena : arenas) {

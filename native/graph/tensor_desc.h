@@ -58,7 +58,7 @@ struct TensorDesc {
   // The bytes of one batch element, padding included.
   int64_t storage() const { return layout == Layout::planes ? 4 * elements() : n * image(1).image_step(); }
 
-  // Whether `other` can be stored in this value's buffer while the padding that was written there stays valid.
+  // Returns whether `other` can be stored in this value's buffer while the padding that was written there stays valid.
   bool same_padded_buffer(const TensorDesc& other) const {
     return dtype == other.dtype && n == other.n && pixel() == other.pixel() && height == other.height &&
            width == other.width && padding == other.padding && zero_point == other.zero_point;

@@ -96,6 +96,7 @@ TileGroup choose_tile_rows(const std::vector<TiledOp>& ops, int64_t budget_bytes
   return group;
 }
 
+// Computes rows [first, last) of a fused tile group, passing rows from op to op through line buffers.
 void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, char* in, char* out, int64_t first,
                     int64_t last, char* line_buffers, int64_t* times_ns) {
   using Clock = std::chrono::steady_clock;

@@ -230,6 +230,7 @@ TW_INLINE __m256i signed_products(Codes codes, __m256i x) {
   return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
 }
 
+// Adds the products of two groups of codes with the int8 inputs x[0 ... 3] and x[16 ... 19] of a row (AVX2).
 template <int kF>
 TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const int8_t* x) {
   constexpr BlockPacking F = kBlockPacking[kF];
@@ -264,6 +265,7 @@ struct Codes {
 };
 typedef vi Sums;
 
+// Unpacks two vectors of codes (4, 5, 6 or 8 bits) of step `kStep` of a block; portable version.
 template <int kStep, int kBits, bool kLookup>
 TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   const uint8_t* low_bits = p + (kBits - 4 + kStep) * kBlockRun;

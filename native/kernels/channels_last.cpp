@@ -64,6 +64,7 @@ void gather(const LastImage& x, const int32_t* pixels, int64_t count, const Last
   });
 }
 
+// Copies channels-last images (NHWC, with pitch) to planes (NCHW).
 void to_planes(const LastImage& x, const LastImage& y) {
   const int64_t plane = x.h * x.w;
   if (plane == 1) {
@@ -120,6 +121,7 @@ TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& 
   }
 }
 
+// Max pooling of channels-last images.
 void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
   pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
     constexpr int kVectors = sizeof(out) / sizeof(vf);
@@ -137,6 +139,7 @@ void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
   });
 }
 
+// Average pooling of channels-last images; `count_padding` divides by the whole window, also at the edges.
 void avg_pool(const PoolShape& s, bool count_padding, const LastImage& x, const LastImage& y) {
   pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
     constexpr int kVectors = sizeof(out) / sizeof(vf);
@@ -183,6 +186,7 @@ void binary(const LastImage& a, const LastImage& b, ConvActivation activation, c
   });
 }
 
+// Computes y = activation(a op b) pixel by pixel for channels-last images.
 void binary_of_kind(BinaryKind kind, const LastImage& a, const LastImage& b, ConvActivation activation,
                     const LastImage& y) {
   switch (kind) {
@@ -267,7 +271,7 @@ TW_INLINE void interleave(vf a, vf b, float* to) {
 #endif
 }
 
-// Whether the gather interleaves two halves: a channel shuffle of two groups.
+// Returns whether the gather interleaves two halves: a channel shuffle of two groups.
 bool is_two_group_shuffle(const int32_t* channels, int64_t count) {
   if (count % 2 != 0) return false;
   for (int64_t c = 2; c < count; ++c) {

@@ -30,7 +30,7 @@ void flatten_pixels(ConvShape* s) {
   s->n = s->h = s->oh = 1;
 }
 
-// Whether no window reaches into the padding.
+// Returns whether no window reaches into the padding.
 bool stays_inside(const ConvShape& s) {
   return s.ph == 0 && s.pw == 0 && (s.oh - 1) * s.sh + s.reach_h() <= s.h && (s.ow - 1) * s.sw + s.reach_w() <= s.w;
 }
@@ -143,7 +143,7 @@ void multiply_panel(const Problem& p, const OutputTile& b, const RowBuffer& rows
   }
 }
 
-// Whether the weights exceed the L2 cache, so that they are read from L3 or memory.
+// Returns whether the weights exceed the L2 cache, so that they are read from L3 or memory.
 bool exceeds_l2(const Problem& p) { return p.c * p.o * p.s.kh * p.s.kw * 4 > most_l2(); }
 
 void multiply(const Problem& p, const OutputTile& b, const RowBuffer& rows) {
@@ -153,6 +153,7 @@ void multiply(const Problem& p, const OutputTile& b, const RowBuffer& rows) {
   }
 }
 
+// Computes one tile of the output; returns false if no workspace could be allocated.
 bool run_part(const Problem& p, const OutputTile& b) {
   float* base = nullptr;
   if (!p.in_place) {
@@ -281,6 +282,8 @@ bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t
   return true;
 }
 
+// Computes a 1x1 convolution and a depthwise convolution of its result, band by band, without storing the value
+// between.
 bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first,
                   const ConvEpilogue& e_first, const ConvShape& second, const float* packed_second,
                   const ConvEpilogue& e_second, const ConvLayout& layout, float* y) {
@@ -302,6 +305,7 @@ bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const
   return !failed;
 }
 
+// Computes a direct convolution of channels-last images (N, H, W, C). Returns false if no memory was available.
 bool forward(const ConvShape& shape, const float* x, const float* packed, const ConvEpilogue& e,
              const ConvLayout& layout, float* y) {
   Problem p{shape, layout, e, x, packed, y, shape.group_c(), shape.group_o(), 0, false, 0, 0};

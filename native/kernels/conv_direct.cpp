@@ -24,6 +24,7 @@ struct Problem {
   int64_t unit_o(int64_t unit) const { return smaller(o, s.o - unit * o); }
 };
 
+// Derives the sizes of a direct convolution (channels, vectors and row pitch of a group) from its shape.
 Problem make_problem(const ConvShape& s) {
   Problem p;
   p.s = s;
@@ -234,6 +235,7 @@ bool run_band(const Problem& p, const RowBand& b, const ConvTile& tile, const fl
   return true;
 }
 
+// Computes a direct convolution of planes (N, C, H, W) in bands of rows. Returns false if no memory was available.
 bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
              const OutputGrid& grid, float* y) {
   const Problem p = make_problem(s);

@@ -21,6 +21,7 @@ struct Problem {
   int64_t columns, bands;        // pixels of a packed row with padding; bands of an image
 };
 
+// Derives the sizes of the weight gradient (channels of a group, row pitch, bands of rows) from the shape.
 Problem make_problem(const ConvShape& s) {
   Problem p;
   p.s = s;
@@ -111,6 +112,7 @@ void add_partials(const Problem& p, const float* partials, int64_t partial_count
   });
 }
 
+// Computes the gradient of the weights: each task sums its bands into a partial result, and the results are added.
 bool run(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t partial_count, float* gw) {
   const Problem p = make_problem(s);
   const int64_t units = s.n * p.bands, size = partial_floats(s);

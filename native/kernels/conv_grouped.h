@@ -27,7 +27,7 @@ inline GroupBlocks group_blocks(const ConvShape& s) {
   return {groups, ceil_div(s.groups, groups), groups * s.group_c(), groups * s.group_o()};
 }
 
-// Whether the groups are narrow enough for these kernels.
+// Returns whether the groups are narrow enough for these kernels.
 inline bool shares_vectors(const ConvShape& s) {
   if (s.groups < 2 || s.group_o() < 1 || s.group_c() < 1 || s.group_o() > kLanes) return false;
   return group_blocks(s).c <= kLanes;

@@ -82,7 +82,7 @@ struct MicroArgs {
 // compiler from creating one per row.
 constexpr int kRowsPerPointer = 3;  // hardware: index scales of 0, 1 and 2
 
-// Whether the epilogue is applied in registers: full vectors, and an activation that only clips.
+// Returns whether the epilogue is applied in registers: full vectors, and an activation that only clips.
 TW_INLINE bool clips(const TileEpilogue& f, int64_t vectors) {
   const ConvActivation a = f.activation;
   return f.channels >= vectors * kLanes &&

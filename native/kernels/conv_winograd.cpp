@@ -574,6 +574,7 @@ bool run_block(const Problem& p, const Block& b, const float* x, const float* pa
   return true;
 }
 
+// Computes a Winograd convolution block by block: transforms the input, multiplies, transforms the result back.
 template <class F>
 bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
              const ConvLayout& layout, float* y) {

@@ -16,6 +16,7 @@ void lstm(const GateRow& row, int64_t n) {
   });
 }
 
+// One time step of a GRU (Cho et al. 2014) for n hidden values, with the reset gate applied after the product.
 void gru(const GateRow& row, int64_t n) {
   each_vector(n, [&](int64_t i, auto lanes) {
     const auto x = [&](int64_t g) { return lanes.get(row.x + g * n + i); };

@@ -198,6 +198,7 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
 // added to) at the end, when another block of rows has often evicted it from L1.
 constexpr int64_t kFetchSteps = 64;  // chosen
 
+// Prefetches the tile of C for writing, if the product is long enough to hide the latency.
 template <int MR, int NV>
 TW_INLINE void fetch_result(const MicroArgs& args) {
   if (args.k < kFetchSteps) return;
@@ -206,7 +207,7 @@ TW_INLINE void fetch_result(const MicroArgs& args) {
   for (int i = 0; i < MR; ++i, c += args.c_row) {
 #pragma GCC unroll 4
     for (int j = 0; j < NV * kLanes; j += kPrefetchStep) __builtin_prefetch(c + j, 1);
-    __builtin_prefetch(c + NV * kLanes - 1, 1);  // rows seldom start on a cache line
+    __builtin_prefetch(c + NV * kLanes - 1, 1);  // rows rarely start on a cache line
   }
 }
 
@@ -226,6 +227,7 @@ TW_INLINE void store_tile(const MicroArgs& args, const Tile<MR, NV, Special>& ti
   }
 }
 
+// Computes a register tile of MR rows by NV vectors of C (+)= A B.
 template <int MR, int NV, bool Special, bool PackedA>
 void micro_kernel(const MicroArgs& args) {
   fetch_result<MR, NV>(args);

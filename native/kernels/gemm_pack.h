@@ -199,6 +199,7 @@ inline void pack_along_x(const Strip& s, float* to) {
 TW_INLINE vf two_halves(const float* low, const float* high) {
   return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
+// Loads a block of kLanes by kLanes floats and transposes it; missing rows repeat the last one.
 TW_INLINE void load_transposed(const float* from, int64_t apart, int rows, vf (&r)[kLanes]) {
   const float* at[kLanes];
 #pragma GCC unroll 8

@@ -10,7 +10,7 @@
 namespace tw {
 namespace TW_ISA {
 
-// kSmallMVectors[m]: the vectors of columns that fit the registers for m rows, beside one vector of B and m elements of
+// kSmallMVectors[m]: the vectors of columns that fit the registers for m rows, with one vector of B and m elements of
 // A (or one element of A and the vectors of B, whichever are fewer).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
@@ -80,6 +80,7 @@ using SmallMStrip = void (*)(const Gemm&, int64_t, int);
 
 // Only the sizes in use are compiled. One row has other kernels (gemv.h).
 
+// Returns the kernel for M rows and V vectors, or null if its accumulators do not fit into the registers.
 template <int M, int V, bool Interleaved>
 constexpr SmallMStrip strip_or_null() {
   if constexpr (V <= kSmallMVectors[M] && Interleaved && M > 1) {

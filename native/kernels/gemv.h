@@ -84,7 +84,7 @@ TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
 }
 
 // A tile of inner products: O rows of the longer operand (outer) by I of the shorter one (inner). The I vectors of the
-// shorter operand stay in registers beside O x I accumulators and one vector of the longer one. kDotFits[I] is the
+// shorter operand stay in registers with O x I accumulators and one vector of the longer one. kDotFits[I] is the
 // largest O that fits; kDotOuter[I] is the one to use (4 x 4 sums can be added up in one vector).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kDotInner = 6;  // definition: largest I

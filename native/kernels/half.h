@@ -57,6 +57,7 @@ TW_INLINE vf load_half(const uint16_t* p) {
 #endif
 }
 
+// Stores a vector as float16, rounded to nearest even.
 TW_INLINE void store_half(uint16_t* p, vf v) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, 0));

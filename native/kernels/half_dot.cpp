@@ -53,6 +53,7 @@ TW_INLINE vf load_first_weights(const uint16_t* p, int n) {
   return load_weights<K>(part);
 }
 
+// Adds x * weights to the accumulators; pairs of bfloat16 are multiplied by one instruction.
 template <HalfKind K>
 TW_INLINE void add_product(vf& acc, vf x, vf weights) {
 #if defined(__AVX512F__)

@@ -221,7 +221,7 @@ TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64
   }
 }
 
-// Computes half of a block's channels at neighbouring pixels: as many as fit the registers beside a row of weights.
+// Computes half of a block's channels at neighbouring pixels: as many as fit the registers with a row of weights.
 // Taps > 0: the filter is Taps x Taps.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void half_block(const Int16Problem& p, const BlockOutputStage& end, const int16_t* w, int64_t x,
@@ -305,6 +305,7 @@ void whole_blocks(const Int16Problem& p, const Run& run, const Int16PiecewiseVec
   depthwise_run<kBytes, 0, 0>(p, run, curve);
 }
 
+// Computes pixels [first, last) of a depthwise convolution with int16 weights, one run of a row at a time.
 void depthwise(const Int16Problem& problem, int64_t first, int64_t last) {
   Int16Problem p = problem;
   const Int16PiecewiseVectors curve(problem.to.int16_stage);

@@ -61,7 +61,7 @@ TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& 
   }
 }
 
-// Whether each_sixteen applies.
+// Returns whether each_sixteen applies.
 bool fits_sixteen_lanes(int64_t channels, const MixedStage& stage, const MixedTarget& to) {
   return to.is_int16 && channels >= kInt8Panel && Int16PiecewiseVectors::supports(stage.int16_stage);
 }

@@ -44,8 +44,8 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #if defined(__AVX2__)
 TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// Whether the activation is applied in a second pass over the stored integers. Tile by tile, each evaluation would wait
-// for the latency of the one before.
+// Returns whether the activation is applied in a second pass over the stored integers. Tile by tile, each evaluation
+// would wait for the latency of the one before.
 bool defers_activation(const Int8Problem& p) {
   return p.kind == Int8Out::int16 && p.int16_stage.activation == Int16Activation::piecewise;
 }

@@ -101,8 +101,8 @@ void set_amx(Amx use);  // hardware requires has_amx()
 // to at most 16 bits: 255 to 510. At 510 no pair of weights can overflow: they are saturation-safe.
 int int8_max_pair_sum(const int8_t* packed, int64_t bytes);
 
-// Whether the products of any activations with two pairs of these packed weights, from neighbouring groups of one run,
-// always fit 16 bits together. The weights have `panels` panels of `runs` runs of `groups` groups.
+// Returns whether the products of any activations with two pairs of these packed weights, from neighbouring groups of
+// one run, always fit 16 bits together. The weights have `panels` panels of `runs` runs of `groups` groups.
 bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups);
 
 // AVX-VNNI: the byte dot product without AVX-512. AVX2 kernels use it by default if the CPU has it. Tests turn it off

@@ -151,7 +151,7 @@ class TileProduct {
   }
 
  private:
-  // Whether the sixteen rows starting at `first` are a fixed distance apart.
+  // Returns whether the sixteen rows starting at `first` are a fixed distance apart.
   bool evenly_spaced(const int64_t* offsets, int first) const {
     const int64_t step = offsets[first + 1] - offsets[first];
     for (int i = 2; i < kTileRows; ++i) {
@@ -160,7 +160,7 @@ class TileProduct {
     return true;
   }
 
-  // Whether the pair of groups starting at row `first` can be stored tile by tile.
+  // Returns whether the pair of groups starting at row `first` can be stored tile by tile.
   bool evenly_stored(int first) const {
     const int64_t* out = at_->out;
     if (first + kTileRows > count_ || !evenly_spaced(out, first)) return false;

@@ -264,6 +264,7 @@ void run_depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* 
     Depthwise<Taps, Stride>{t, weights, offset, scale, r}.run();
 }
 
+// Computes rows of an INT8 depthwise convolution; widths 3 and 5 with stride 1 or 2 have specialized loops.
 void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
                const GroupedRows& r) {
   const bool is_specialized = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);

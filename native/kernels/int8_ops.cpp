@@ -238,7 +238,7 @@ void global_pool(const uint8_t* x, const BytePlane& in, int64_t channels, float 
   std::memset(y + channels, out_zero, (channels + 3) / 4 * 4 - channels);
 }
 
-// Whether the gather interleaves two halves: a channel shuffle of two groups.
+// Returns whether the gather interleaves two halves: a channel shuffle of two groups.
 bool is_two_group_shuffle(const int32_t* channels, int64_t count) {
   if (count % 2 != 0) return false;
   for (int64_t i = 0; i < count; ++i) {

@@ -268,7 +268,7 @@ struct Int16PiecewiseVectors {
   static float most(const Int16Stage& f) {
     return static_cast<float>(f.activation == Int16Activation::piecewise ? f.piecewise.most : f.high);
   }
-  // Whether this class handles the activation. Others are evaluated one vector at a time.
+  // Returns whether this class handles the activation. Others are evaluated one vector at a time.
   static bool supports(const Int16Stage& f) {
     return f.activation == Int16Activation::none || f.activation == Int16Activation::piecewise;
   }

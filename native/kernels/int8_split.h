@@ -224,7 +224,7 @@ class Splitter {
     return count;
   }
 
-  // Whether the list is empty for the bytes of a tile's rows. Rows are in input order.
+  // Returns whether the list is empty for the bytes of a tile's rows. Rows are in input order.
   bool none_in_tile(const ExcessList& list, const Int8Problem& p, const RowOffsets& at, int first, int rows) const {
     const int last = first + kSplitRows <= rows ? first + kSplitRows - 1 : rows - 1;
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;

@@ -89,7 +89,7 @@ constexpr Approximation approximation_of(OutputPath path) {
   return path == OutputPath::parabola ? Approximation::parabola : Approximation::none;
 }
 
-// Whether a residual is added, a compile-time constant except in two paths.
+// Returns whether a residual is added, a compile-time constant except in two paths.
 template <OutputPath W>
 TW_INLINE bool adds_residual(const Int8Problem& p) {
   return W == OutputPath::parabola || W == OutputPath::piecewise ? p.residual != nullptr : W == OutputPath::residual;
@@ -269,6 +269,7 @@ struct ByteStore {
   }
 };
 
+// Requantizes a register tile of sums to uint8 and stores it, four vectors at a time (AVX-512).
 template <int R, int P, OutputPath W>
 TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first,
                                    int column) {
@@ -334,6 +335,7 @@ struct SiluPiecewiseVectors {
   }
 };
 
+// Requantizes a register tile of sums to uint8 and stores it, four vectors at a time (AVX2).
 template <int R, int V, OutputPath W>
 TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
                                    int column) {

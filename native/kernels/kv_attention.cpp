@@ -126,6 +126,7 @@ void mix_columns(const float* weights, CachedRows values, int64_t length, int64_
   for (int v = 0; v < V; ++v) store_first(out + d + v * kLanes, acc[v] * norm, V == 1 ? lanes : kLanes);
 }
 
+// Computes out (width) = norm * sum over t of weights[t] * values[t], the last step of attention for one query.
 template <CacheKind K>
 void mix_values(const float* weights, CachedRows values, int64_t length, int64_t width, float norm, float* out) {
   int64_t d = 0;

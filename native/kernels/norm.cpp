@@ -6,6 +6,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// Layer norm of each row, also returning its mean and 1 / standard deviation for the backward pass.
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, float* y, float* mean, float* rstd,
                 int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {

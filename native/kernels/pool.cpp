@@ -154,6 +154,7 @@ bool is_global(const PoolShape& s) {
   return s.oh == 1 && s.ow == 1 && s.kh == s.h && s.kw == s.w && s.ph == 0 && s.pw == 0;
 }
 
+// Average pooling of planes (NCHW); padding counts as zeros.
 void average(const PoolShape& s, const float* x, float* y) {
   const float count = static_cast<float>(s.kh * s.kw);
   const bool global = is_global(s);
@@ -177,6 +178,7 @@ void average(const PoolShape& s, const float* x, float* y) {
   });
 }
 
+// Distributes each gradient of an average pooling equally over its window.
 void average_grad(const PoolShape& s, const float* gy, float* gx) {
   const float count = static_cast<float>(s.kh * s.kw);
   const bool global = is_global(s);

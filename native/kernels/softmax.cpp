@@ -10,6 +10,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// Computes the softmax of each row; the row's maximum is subtracted first, so that exp cannot overflow.
 void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {
     const vf top = splat(row_max(x, columns));
@@ -52,6 +53,7 @@ void log_softmax_grad(const float* y, const float* gy, float* gx, int64_t rows, 
   }
 }
 
+// Computes the loss log(sum(exp(logits))) - logits[target] of each row; `logsumexp` is for the backward pass.
 void cross_entropy(const float* logits, const int64_t* targets, float* losses, float* logsumexp, int64_t rows,
                    int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, logits += columns) {
@@ -64,6 +66,7 @@ void cross_entropy(const float* logits, const int64_t* targets, float* losses, f
   }
 }
 
+// Computes the gradient (softmax(logits) - one_hot(target)) * weight of each row.
 void cross_entropy_grad(const float* logits, const int64_t* targets, const float* logsumexp, const float* weights,
                         float* glogits, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, logits += columns, glogits += columns) {

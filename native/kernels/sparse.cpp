@@ -235,6 +235,7 @@ void scatter(const float* work, int rows, int vectors, const int64_t* pixel, con
   });
 }
 
+// Returns whether all values are finite, from sums of x * 0, which are NaN otherwise.
 bool finite(const float* x, int64_t pitch, int64_t rows, int64_t columns) {
   vf sums[4] = {};  // zero times infinity or NaN is NaN; several sums hide the latency of the additions
   for (int64_t row = 0; row < rows; ++row) {

@@ -70,7 +70,7 @@ struct SparseKernels {
   // negative; residual may be null.
   void (*scatter)(const float* work, int rows, int vectors, const int64_t* pixel, const float* residual,
                   int64_t residual_pitch, ConvActivation activation, float* y, int64_t y_pitch);
-  // Whether a matrix with rows `pitch` floats apart has neither infinities nor NaN.
+  // Returns whether a matrix with rows `pitch` floats apart has neither infinities nor NaN.
   bool (*finite)(const float* x, int64_t pitch, int64_t rows, int64_t columns);
 };
 

@@ -42,6 +42,7 @@ TW_INLINE void band_times_vectors(const typename A::Weight* value, const uint8_t
 
 // Adds the sums of a cell in the order of the rows: total[row] += sums[lane_of[row]].
 #if defined(__AVX512F__)
+// Adds the partial sums of a block, which are in lanes in any order, to the total of each row (AVX-512).
 template <class Vector, class Sum>
 TW_INLINE void add_by_row(const Sum* sums, const uint8_t* lane_of, Sum* total) {
   __m512 from[kBlockBands];
@@ -92,6 +93,7 @@ void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block
   }
 }
 
+// Multiplies one block of rows by 1 to kMaxVectors vectors, with the number of vectors known at compile time.
 template <class A>
 void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block, const typename A::Input* x,
                          int64_t x_step, int vectors, typename A::Sum (*total)[kBlockRows]) {

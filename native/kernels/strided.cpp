@@ -132,6 +132,7 @@ void select_rows(const StridedRow* x, float* y, int64_t y_row, int64_t rows, int
   }
 }
 
+// Applies an elementwise function of one or two strided operands to `rows` rows of n values.
 void map(MapKind kind, const StridedRow* x, float low, float high, float* y, int64_t y_row, int64_t rows, int64_t n) {
   switch (kind) {
 #define TW_CASE(name, value) \
@@ -155,6 +156,7 @@ TW_INLINE void fold(StridedRow x, float* y, int64_t n, const F& f) {
       n, [&](int64_t i, auto lanes) { lanes.put(y + i, f(lanes.get(y + i), get(x, i, lanes, lane_count(lanes)))); });
 }
 
+// Folds a strided row into y value by value: y[i] = y[i] op x[i].
 void accumulate(ReduceKind kind, StridedRow x, float* y, int64_t n) {
   switch (kind) {
     case ReduceKind::sum:
@@ -194,6 +196,7 @@ void reduce(ReduceKind kind, StridedRow x, float* y, int64_t y_row, int64_t rows
   }
 }
 
+// Resamples pixels: each result is a weighted sum of `count` source pixels, given by taps (upsampling, downsampling).
 void resample(const ResampleTap* taps, int count, int64_t x_step, float* y, int64_t y_step, int64_t pixels,
               int64_t channels) {
   const auto row_of = [&](const ResampleTap& tap, int64_t i) {

@@ -21,7 +21,7 @@ Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
 
 int64_t nonzeros_of(const float* weights, int64_t count) { return count - std::count(weights, weights + count, 0.0f); }
 
-// Whether an image has neither infinities nor NaN.
+// Returns whether an image has neither infinities nor NaN.
 bool is_finite(const LastImage& x) {
   const bool planes = x.pitch == 0;
   const int64_t columns = planes ? x.pixels() * x.c : x.c;
@@ -60,6 +60,7 @@ FloatConvLayer::FloatConvLayer(const float* weights, const int64_t shape[4], con
   if (bias != nullptr) bias_ = copy_padded(bias, o_, kVectorFloats);
 }
 
+// Returns the convolution's shape for images (n, c, h, w); throws if they do not fit the weights.
 ConvShape FloatConvLayer::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
   const ConvGeometry& g = geometry_;
   ConvShape s{n,
@@ -154,6 +155,7 @@ ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm preferre
   return ConvAlgorithm::direct;
 }
 
+// Runs the convolution with the algorithm that `prepare` chose; images with NaN or infinity never use sparse kernels.
 void FloatConvLayer::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual,
                          const LastImage& y) const {
   const ConvShape s = shape(x.n, x.c, x.h, x.w);
@@ -178,6 +180,7 @@ bool FloatConvLayer::pairs_with(const FloatConvLayer& next) const {
   return point && !padded && next.c_ == o_ && next.o_ == o_ && next.geometry_.groups == o_ && o_ > 1;
 }
 
+// Runs this layer and `next` as a pair, without storing the value between them.
 void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, const LastImage* residual,
                               const LastImage& y) const {
   const ConvShape first = shape(x.n, x.c, x.h, x.w), second = next.shape(x.n, o_, x.h, x.w);
@@ -192,6 +195,7 @@ void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, co
     throw std::bad_alloc();
 }
 
+// Copies weights (out, in) and bias (out), and counts the weights that are not zero.
 FloatLinearLayer::FloatLinearLayer(const float* weights, int64_t out, int64_t in, const float* bias,
                                    ConvActivation activation)
     : out_(out), in_(in), activation_(activation) {
@@ -202,6 +206,7 @@ FloatLinearLayer::FloatLinearLayer(const float* weights, int64_t out, int64_t in
   if (bias != nullptr) bias_ = copy_padded(bias, out, 0);
 }
 
+// Decides between the dense and the sparse product for this number of rows, and packs sparse weights once.
 ConvAlgorithm FloatLinearLayer::prepare(int64_t rows, ConvAlgorithm preferred) const {
   const bool is_meta = weights_.size() == 0;
   const bool skips = preferred == ConvAlgorithm::sparse ||

@@ -36,7 +36,7 @@ class FloatConvLayer {
   // std::bad_alloc.
   void run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const;
 
-  // Whether `run_pair` applies: this layer is pointwise, and `next` is a depthwise layer that reads its result.
+  // Returns whether `run_pair` applies: this layer is pointwise, and `next` is a depthwise layer that reads its result.
   bool pairs_with(const FloatConvLayer& next) const;
   // Runs this layer and `next` without storing the value between them. Both were prepared for the direct algorithm.
   void run_pair(const FloatConvLayer& next, const LastImage& x, const LastImage* residual, const LastImage& y) const;

@@ -99,6 +99,7 @@ const char* const kRecurrentNames[] = {"lstm", "gru", "rnn_tanh", "rnn_relu"};
 
 }  // namespace
 
+// Creates the op of a recurrent layer by name; throws if the name or the shape of the weights is wrong.
 OpPtr recurrent_op(const std::string& kind, int64_t steps, bool reverse, const float* weight, int64_t size,
                    int64_t gates, const float* bias) {
   for (int i = 0; i < 4; ++i) {

@@ -74,7 +74,7 @@ inline TensorDesc float_pixels(int64_t n, int64_t channels, int64_t height, int6
   return out;
 }
 
-// Whether a value is floats in the layout channels_last.
+// Returns whether a value is floats in the layout channels_last.
 inline bool is_float_pixels(const TensorDesc& desc) {
   return !desc.is_integer() && desc.layout == Layout::channels_last;
 }
