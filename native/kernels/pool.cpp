@@ -31,28 +31,6 @@ Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
   return {larger(y, 0), smaller(y + s.kh, s.h), larger(x, 0), smaller(x + s.kw, s.w)};
 }
 
-// Pools one plane, window by window.
-void max_plane(const PoolShape& s, const float* x, float* y, int32_t* argmax) {
-  for (int64_t oy = 0; oy < s.oh; ++oy) {
-    for (int64_t ox = 0; ox < s.ow; ++ox) {
-      const Window w = window_at(s, oy, ox);
-      float best = -HUGE_VALF;
-      int64_t at = smaller(w.y0, s.h - 1) * s.w + smaller(w.x0, s.w - 1);
-      for (int64_t iy = w.y0; iy < w.y1; ++iy) {
-        for (int64_t ix = w.x0; ix < w.x1; ++ix) {
-          const float v = x[iy * s.w + ix];
-          if (v > best || v != v) {
-            best = v;
-            at = iy * s.w + ix;
-          }
-        }
-      }
-      *y++ = best;
-      *argmax++ = static_cast<int32_t>(at);
-    }
-  }
-}
-
 // Splits two consecutive vectors into their even and their odd elements.
 #if defined(__AVX512F__)
 TW_INLINE void split_even_odd(vf a, vf b, vf& even, vf& odd) {
@@ -76,6 +54,62 @@ TW_INLINE void take_larger(vf v, vi at, vf& best, vi& best_at) {
   const vi better = (v > best) | (v != v);
   best = select(better, v, best);
   best_at = (better & at) | (~better & best_at);
+}
+
+// Loads kLanes floats that are `step` apart, and nothing behind the last of them.
+TW_INLINE vf load_spaced(const float* x, int64_t step) {
+  if (step == 1) return load(x);
+  vf out, even, odd;
+  for (int i = 0; i < kLanes && step != 2; ++i) out[i] = x[i * step];
+  if (step != 2) return out;
+  split_even_odd(load(x), load(x + kLanes - 1), even, odd);
+  for (int i = 0; i < kLanes; ++i) out[i] = i < kLanes / 2 ? even[i] : odd[i];
+  return out;
+}
+
+// Computes kLanes outputs of a row whose windows are inside the plane from left to right; the first one is `w`.
+TW_INLINE void max_windows(const PoolShape& s, const Window& w, const float* x, float* y, int32_t* argmax) {
+  vf best;
+  vi first, best_at;
+  for (int i = 0; i < kLanes; ++i) best[i] = -HUGE_VALF, first[i] = static_cast<int32_t>(i * s.sw);
+  best_at = first + static_cast<int32_t>(w.y0 * s.w + w.x0);
+  for (int64_t iy = w.y0; iy < w.y1; ++iy) {
+    for (int64_t at = iy * s.w + w.x0; at < iy * s.w + w.x1; ++at)
+      take_larger(load_spaced(x + at, s.sw), first + static_cast<int32_t>(at), best, best_at);
+  }
+  store(y, best);
+  std::memcpy(argmax, &best_at, sizeof best_at);
+}
+
+// Pools one output by a window that may reach over the sides of the plane.
+TW_INLINE void max_window(const PoolShape& s, const Window& w, const float* x, float* y, int32_t* argmax) {
+  float best = -HUGE_VALF;
+  int64_t best_at = smaller(w.y0, s.h - 1) * s.w + smaller(w.x0, s.w - 1);
+  for (int64_t iy = w.y0; iy < w.y1; ++iy) {
+    for (int64_t at = iy * s.w + w.x0; at < iy * s.w + w.x1; ++at) {
+      if (!(x[at] > best || x[at] != x[at])) continue;
+      best = x[at];
+      best_at = at;
+    }
+  }
+  *y = best;
+  *argmax = static_cast<int32_t>(best_at);
+}
+
+// Pools one plane: vectors of windows, the last of a row overlapping the one before, and those at its sides one by one.
+void max_plane(const PoolShape& s, const float* x, float* y, int32_t* argmax) {
+  for (int64_t oy = 0; oy < s.oh; ++oy, y += s.ow, argmax += s.ow) {
+    for (int64_t ox = 0; ox < s.ow;) {
+      const int64_t first = smaller(ox, s.ow - kLanes), end = (first + kLanes - 1) * s.sw - s.pw + s.kw;
+      if (first >= 0 && first * s.sw >= s.pw && end <= s.w) {
+        max_windows(s, window_at(s, oy, first), x, y + first, argmax + first);
+        ox = first + kLanes;
+      } else {
+        max_window(s, window_at(s, oy, ox), x, y + ox, argmax + ox);
+        ++ox;
+      }
+    }
+  }
 }
 
 // Computes kLanes outputs: the first half from the rows at `left`, the second from those at `right`. `at` has the index
