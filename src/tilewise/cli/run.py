@@ -78,10 +78,13 @@ def _network(name: str, seed: int) -> Network:
 
     from tilewise import onnx
     from tilewise.errors import ConfigurationError, did_you_mean
+
+    if name.endswith(".onnx"):
+        return onnx.load(name)
     from tilewise.models.zoo import ZOO
 
     if name not in ZOO:
-        if not name.endswith(".onnx") and not Path(name).exists():
+        if not Path(name).exists():
             hint = did_you_mean(name, ZOO)
             raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo; {hint}")
         return onnx.load(name)

@@ -21,7 +21,7 @@ from tilewise.errors import ConfigurationError, type_name
 from tilewise.profile.timing import clock
 from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.timing.stability import machine_reasons, read_machine, sample_reasons
-from tilewise.profile.timing.statistics import Floats, Interval, bootstrap_intervals
+from tilewise.profile.timing.statistics import Floats, Interval, bootstrap_intervals, median
 from tilewise.profile.units import seconds
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _notes(samples: list[float], calls: int, cores: float, threads_before: set[s
     """Return remarks for a reader of the times: very short calls, several cores in use, threads left running."""
     notes = []
     reading_ns, iteration_ns = clock.overhead_ns()
-    if np.median(samples) < max(iteration_ns, reading_ns / calls) * clock.NANO:
+    if median(samples) < max(iteration_ns, reading_ns / calls) * clock.NANO:
         notes.append("the function is too short to time: a call takes no longer than one iteration of the timing loop")
     new_threads = _thread_ids() - threads_before
     if new_threads:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tilewise import Tensor, data, models, no_grad
 from tilewise._wording import with_interval
+from tilewise.cli.optimize.own_network import float_bytes
 from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
@@ -187,10 +188,6 @@ def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[fl
     difference = before.astype(np.float64) - after.astype(np.float64)
     low, high = np.quantile(resampled_means(difference, 1000, seed), [0.025, 0.975])
     return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
-
-
-def float_bytes(model: Module) -> int:
-    return sum(t.size * t.dtype.itemsize for _, t in model.named_tensors())
 
 
 def bytes_with_kernels(model: Module) -> int:

@@ -18,7 +18,6 @@ import numpy as np
 import typer
 
 from tilewise.cli.every import option
-from tilewise.cli.optimize.before_after import float_bytes
 from tilewise.errors import ConfigurationError, TilewiseError, did_you_mean
 from tilewise.nn import Module
 from tilewise.profile import Timer
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
 
 _OPEN_BATCH = 8  # inputs per call where the file leaves the batch open; arbitrary, bounds the memory of calibration
 _SUFFIXES = (".onnx", ".safetensors")
+
+
+def float_bytes(model: Module) -> int:
+    return sum(t.size * t.dtype.itemsize for _, t in model.named_tensors())
 
 
 @dataclass(frozen=True)

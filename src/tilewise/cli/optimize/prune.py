@@ -151,7 +151,7 @@ def _prune_weights(task: ImagePruning | TextPruning, sparsity: float, scope: str
 
 def _remove_filters(task: Any, sparsity: float, of_weights: bool, epochs: int) -> Any:
     """Remove filters or hidden units, as many as make up the share `sparsity` of them or of weights, and fine-tune."""
-    from tilewise.cli.optimize.before_after import float_bytes
+    from tilewise.cli.optimize.own_network import float_bytes
     from tilewise.prune import shrink
 
     # A layer that loses the share f of its inputs and outputs keeps (1 - f)² of its weights. The first layer keeps its

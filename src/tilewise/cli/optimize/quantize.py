@@ -45,7 +45,8 @@ def quantize(
     Example: tilewise quantize cnn --observer mse
     """
     from tilewise import save
-    from tilewise.cli.optimize.before_after import accuracy, float_bytes, load_image_task, outcomes, print_table
+    from tilewise.cli.optimize.before_after import accuracy, load_image_task, outcomes, print_table
+    from tilewise.cli.optimize.own_network import float_bytes
     from tilewise.nn.describe import layer_names
     from tilewise.quantize import quantize as run
     from tilewise.quantize import save_quantized

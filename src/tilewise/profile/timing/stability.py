@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.profile.timing.statistics import Floats, rank_correlation
+from tilewise.profile.timing.statistics import Floats, median, rank_correlation
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -82,7 +82,7 @@ def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
 
 def sample_reasons(samples: Floats) -> list[str]:
     """Return reasons to distrust samples: drift, two modes, outliers, dispersion."""
-    if len(samples) < 8 or np.median(samples) <= 0:
+    if len(samples) < 8 or median(samples) <= 0:
         return []
     checks = (_drift(samples), _two_modes(samples), _outliers(samples), _dispersion(samples))
     return [reason for reason in checks if reason]
@@ -93,7 +93,7 @@ def _drift(samples: Floats) -> str:
     n = len(samples)
     correlation = rank_correlation(np.arange(n, dtype=np.float64), samples)
     third = max(n // 3, 1)
-    relative_change = float(np.median(samples[-third:]) / np.median(samples[:third]) - 1)
+    relative_change = median(samples[-third:]) / median(samples[:third]) - 1
     if abs(correlation) < 3.0 / np.sqrt(n) or abs(relative_change) < 0.03:
         return ""
     word = "slower" if relative_change > 0 else "faster"
@@ -117,12 +117,12 @@ def _two_modes(samples: Floats) -> str:
     # A small second group means outliers, which have their own check.
     if min(len(low), len(high)) < max(0.15 * n, 3):
         return ""
-    gap = float(np.median(high) - np.median(low))
+    gap = median(high) - median(low)
     deviation = float(np.hypot(_robust_sd(low), _robust_sd(high)))
-    if gap < 0.05 * np.median(ordered) or gap < 5.0 * deviation:
+    if gap < 0.05 * median(ordered) or gap < 5.0 * deviation:
         return ""
     return (
-        f"two modes: {len(low)} samples near {np.median(low):.3g} s and {len(high)} near {np.median(high):.3g} s; "
+        f"two modes: {len(low)} samples near {median(low):.3g} s and {len(high)} near {median(high):.3g} s; "
         "the function or its memory placement has two states"
     )
 
@@ -150,4 +150,4 @@ def _dispersion(samples: Floats) -> str:
 
 def _robust_sd(values: Floats) -> float:
     """Return the standard deviation by the median absolute deviation (times 1.4826), robust to outliers."""
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    return 1.4826 * median(np.abs(values - median(values)))

@@ -17,6 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 
+def median(values: Floats | list[float]) -> float:
+    """Return the median. `np.median` imports NumPy's masked arrays, which takes 20 ms."""
+    return float(np.quantile(values, 0.5))
+
+
 @dataclass(frozen=True)
 class Interval:
     """A confidence interval."""
@@ -82,7 +87,7 @@ def signed_rank_test(
     signs = np.random.default_rng(seed).integers(0, 2, (permutations, n), dtype=np.int8) * 2 - 1
     flipped = np.abs(signs.astype(np.float64) @ ranks)
     p_value = (1 + int(np.sum(flipped >= observed - 1e-9))) / (1 + permutations)
-    return PairedTest(float(np.median(averages)), _walsh_interval(averages, n, confidence), p_value)
+    return PairedTest(median(averages), _walsh_interval(averages, n, confidence), p_value)
 
 
 def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
