@@ -112,6 +112,11 @@ void restore(FloatConvLayer& layer, const FloatArray& weights) {
   layer.restore(weights.data());
 }
 
+// Returns a number that changes when the weights do.
+uint64_t fingerprint(const FloatArray& weights) {
+  return active_int8_ops().fingerprint(weights.data(), static_cast<int64_t>(weights.size()));
+}
+
 // --- building ---
 
 // Adds a float input (n, c, h, w) of the graph, in planes or channels-last, and returns its number.
@@ -477,6 +482,7 @@ void bind_movement(GraphClass& graph) {
 }  // namespace
 
 void bind_graph(nb::module_& m) {
+  m.def("fingerprint", fingerprint);
   nb::class_<FloatConvLayer>(m, "FloatConvLayer")
       .def("__init__", make_conv, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("stride"),
            nb::arg("padding"), nb::arg("dilation"), nb::arg("groups"), nb::arg("activation"),

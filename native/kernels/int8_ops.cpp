@@ -84,7 +84,8 @@ float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
 }
 
 // Multiplicative hashing in independent chains. Multiplication by an odd number is invertible modulo 2^32, so a single
-// changed float always changes the hash. The factors are 2^32 and 2^64 divided by the golden ratio (Knuth).
+// changed float always changes the hash. The rotation moves the sign into lower bits: without it two changed signs
+// would cancel. The factors are 2^32 and 2^64 divided by the golden ratio (Knuth).
 uint64_t fingerprint(const float* x, int64_t n) {
   typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
   constexpr int kChains = 8;  // chosen: hides the latency of the multiplication
@@ -95,7 +96,8 @@ uint64_t fingerprint(const float* x, int64_t n) {
     for (int c = 0; c < kChains; ++c) {
       vu v;
       std::memcpy(&v, x + i + c * kLanes, sizeof(v));
-      chain[c] = (chain[c] + v) * 0x9e3779b1u;
+      v += chain[c];
+      chain[c] = ((v << 15) | (v >> 17)) * 0x9e3779b1u;
     }
   }
   uint64_t all = static_cast<uint64_t>(n);

@@ -371,6 +371,13 @@ TW_TEST(a_fingerprint_shows_any_changed_float) {
   }
 }
 
+TW_TEST(a_fingerprint_shows_changed_signs) {
+  for (int64_t n : {64, 128, 256, 512, 1024}) {
+    std::vector<float> x(n, 0.25f), negative(n, -0.25f);
+    TW_CHECK(tw::active_int8_ops().fingerprint(x.data(), n) != tw::active_int8_ops().fingerprint(negative.data(), n));
+  }
+}
+
 TW_TEST(cached_attention_reads_its_rows_and_no_more) {
   for (int64_t width : {1, 5, 16, 33, 64}) {
     for (int64_t length : {1, 2, 17, 40}) {

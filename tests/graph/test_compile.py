@@ -107,7 +107,7 @@ def test_a_plan_for_a_batch_is_made_from_two_images(another_machine, l3: int) ->
     module, x = Counting().eval(), images(13, 3, 40, 40)
     plan = compile(module, x)
     np.testing.assert_allclose(plan(x), own_result(module, x), rtol=1e-4, atol=1e-5)
-    assert set(threads[:-1]) == {2}  # the last is the module itself
+    assert set(threads[:-1]) == {2, 3}  # traced and checked; the last is the module itself
 
 
 class Compared(nn.Module):
@@ -229,6 +229,19 @@ def test_numbers_that_go_around_the_tensors_are_refused() -> None:
     module = nn.Sequential(nn.ReLU(), Aside(), nn.ReLU())
     with pytest.raises(ConfigurationError, match=r"cannot be planned: layer '1' \(Add\) depends on the values"):
         compile(module, images(1, 2, 3, 3))
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(3, 2), (4, 2), (8, 2), (6, 3), (8, 4)])
+def test_a_batch_is_not_planned_from_two_images_by_a_module_with_a_number_of_parts(batch: int, parts: int) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            self.conv = nn.Conv2d(3, 4, 3, padding=1, rng=0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).mean((2, 3)).reshape(parts, -1)
+
+    module, x = Parts().eval(), images(batch, 3, 8, 8)
+    assert_same(module, x, compile(module, x))
 
 
 def test_a_native_op_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,16 @@ import tilewise
 import tilewise.onnx
 from tilewise import nn, no_grad, optim
 from tilewise._extension import native
-from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError, UnavailableError
+from tilewise.errors import (
+    ConfigurationError,
+    DtypeError,
+    FileFormatError,
+    GradientError,
+    ShapeError,
+    TilewiseError,
+    UnavailableError,
+)
+from tilewise.nn.self_planning import layer_by_layer
 from tilewise.onnx import reader
 
 RNG = np.random.default_rng(0)
@@ -31,13 +40,14 @@ def written(
     shape: Any = ("N", 4),
     output: str = "y",
     opset: int = 17,
+    output_shape: Any = None,
 ) -> Path:
     """A file with one float input x and one output."""
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, output_shape)],
         [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
@@ -48,6 +58,43 @@ def written(
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
+
+
+def test_a_loaded_network_runs_once_to_be_planned(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, runs = tilewise.onnx.load(small_cnn(place)), []
+    forward = tilewise.onnx.Network.forward
+    monkeypatch.setattr(
+        tilewise.onnx.Network, "forward", lambda self, *args: runs.append(args[0].shape) or forward(self, *args)
+    )
+    x = normal(1, 3, 8, 8)
+    planned = tilewise.compile(network, x)(x)
+    assert len(runs) == 1
+    with no_grad(), layer_by_layer():
+        np.testing.assert_allclose(planned, network(x).data, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_that_reads_numbers_of_its_input_is_not_planned(place: Path) -> None:
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    network, x = tilewise.onnx.load(written(place, nodes)), normal(2, 4)
+    with pytest.raises(ConfigurationError, match="cannot be planned"):
+        tilewise.compile(network, x)
+    with no_grad():
+        assert np.abs(network(3 * x).data - 3 * x).max() <= 3 * np.ptp(x) / 255
+
+
+def test_a_fixed_batch_whose_images_would_be_merged_is_refused(place: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("ReduceMean", ["r"], ["y"], axes=[2], keepdims=0),
+    ]
+    path = written(place, nodes, {"shape": np.array([1, 4, -1])}, (1, 4, 6, 6), output_shape=(1, 4))
+    network = tilewise.onnx.load(path)
+    assert network(normal(1, 4, 6, 6)).shape == (1, 4)
+    with pytest.raises(ShapeError, match=r"fixes dimension 0 of the input 'x' at 1, .* would merge the images"):
+        network(normal(8, 4, 6, 6))
 
 
 def small_cnn(place: Path) -> Path:

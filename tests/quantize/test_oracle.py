@@ -14,7 +14,7 @@ from tilewise import Tensor, nn, no_grad, plan
 from tilewise.errors import AccuracyError
 from tilewise.graph.ops import NATIVE_OPS
 from tilewise.graph.plan import _TraceGuard
-from tilewise.graph.trace import run, trace
+from tilewise.graph.trace import run
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, convert, load_quantized, operators, quantize, save_quantized
 from tilewise.quantize.calibration import EvaluatedBatch, trace_and_calibrate
@@ -282,7 +282,7 @@ class Amplifying(nn.Module):
 
 def test_a_plan_may_be_as_far_from_its_network_as_noise_on_the_input_is() -> None:
     model, x = Amplifying().eval(), np.random.default_rng(0).random((2, 40), dtype=np.float32)
-    guard = _TraceGuard(model, [x], trace(model, x))
+    guard = _TraceGuard(model, [x])
 
     def planned(error: float) -> bool:
         return guard.accepts(lambda arrays: run(model, arrays[0] * np.float32(1 + error)).data, x.shape[:1])

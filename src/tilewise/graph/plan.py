@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise._events import value_readers
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError, type_name
 from tilewise.graph.executor import MAX_SPECIALIZATIONS, Call, NativeCall
@@ -20,6 +21,7 @@ from tilewise.graph.passes.partition import WeightCache, chunk_size, is_batch_in
 from tilewise.graph.passes.patterns import match_patterns
 from tilewise.graph.trace import run, trace
 from tilewise.nn.module import Module
+from tilewise.nn.self_planning import is_own
 from tilewise.tensor import Tensor
 
 # A plan may deviate by this share of the change that the second input makes: above rounding, far below the
@@ -182,35 +184,32 @@ class _Specialization:
         unless `whole`, that of a chunk of them.
         """
         try:
-            guard, lowering = self._lower(module, [images[:2]])
+            guard, lowering = self._lower(module, [images[:2]], [images[:3]])
         except Exception:  # a module may raise anything
             if len(images) == 2:
                 raise
             return None
-        if not is_batch_independent(lowering, 2):
+        if not guard.follows_batch or not is_batch_independent(lowering, 2):
             return None if len(images) > 2 else (guard, lowering)
         self.images = len(images) if whole else chunk_size(lowering, 2, len(images))
         set_batch(lowering, self.images)
         return guard, lowering
 
-    def _lower(self, module: Module, examples: list[Array]) -> tuple[_TraceGuard, Lowering]:
-        """Trace the module, match patterns and lower it to ops."""
+    def _lower(
+        self, module: Module, examples: list[Array], checked: list[Array] | None = None
+    ) -> tuple[_TraceGuard, Lowering]:
+        """Trace the module, match patterns and lower it to ops; `checked` are the guard's inputs."""
         assert native is not None
-        traced = trace(module, *examples)
-        if not isinstance(traced.result, Value):
-            raise ConfigurationError(
-                f"the result of {type(module).__name__} does not depend on its input through tensors"
-            )
-        guard = _TraceGuard(module, examples, traced)
+        guard = _TraceGuard(module, examples, checked)
         native.give_back_memory()  # the module's results are freed; the plan has a separate arena
-        return guard, Lowering(match_patterns(traced), is_float=True)
+        return guard, Lowering(match_patterns(guard.trace), is_float=True)
 
     def _build(self, module: Module, guard: _TraceGuard, lowering: Lowering, weights: WeightCache) -> None:
         """Partition the ops into calls, and raise ConfigurationError if their results differ from the module's."""
         self.calls, self.result = partition(lowering, weights), lowering.resolve(lowering.result)
         self._constants = lowering.constants
         if not guard.accepts(self.run, lowering.shapes[0][:1]):
-            reason = guard.rejection(module, lowering.trace)
+            reason = guard.rejection(lowering.trace)
             raise ConfigurationError(f"{type(module).__name__} cannot be planned: {reason}")
 
     def run(self, arrays: list[Array]) -> Array:
@@ -222,46 +221,72 @@ class _Specialization:
 
 
 class _TraceGuard:
-    """Checks that a plan agrees with its module on a second input.
+    """Traces a module and checks that a plan agrees with it.
 
-    Numbers that bypass the tensors would be constants in the plan. The module's result is computed before the plan has
-    weights: layers pack theirs while they run, and both at once would raise the peak of memory.
+    Numbers that bypass the tensors are constants in the trace. So the plan must reproduce the module's result on
+    another input than the traced one, unless the module reports such numbers: then the traced result is enough. A
+    trace of two images is checked with three, because the module may contain the number 2.
+    The module runs before the plan has weights: layers pack theirs while they run, and both at once would raise the
+    peak of memory.
     """
 
-    def __init__(self, module: Module, examples: list[Array], first: Trace) -> None:
-        """Run the module on a second input, whose result the plan must reproduce."""
-        self._first, self._first_result = first, first.outputs[""]
-        self._rounding = _FLOAT_ROUNDING
-        self._inputs = [_second_input(x) for x in examples]
-        self._differs = any(not np.array_equal(a, b) for a, b in zip(examples, self._inputs, strict=True))
-        if self._differs:
-            self._expected = run(module, *self._inputs).data
-            if any(getattr(m, "computes_in_int8", False) for m in module.modules()):
-                noisy = run(module, *map(_with_noise, self._inputs)).data
-                deviation = np.abs(noisy - self._expected).max(initial=0)
-                largest = max(np.abs(self._expected).max(initial=0), 1e-30)
-                self._rounding = _INT8_ROUNDING + _LARGEST_NOISE_RATIO * float(deviation / largest)
+    def __init__(self, module: Module, examples: list[Array], checked: list[Array] | None = None) -> None:
+        """Trace the module on inputs like the examples; run it on `checked` inputs, by default the examples."""
+        self._module, self._examples = module, examples if checked is None else checked
+        traced = [_second_input(x) for x in examples]
+        self._differs = any(not np.array_equal(a, b) for a, b in zip(examples, traced, strict=True))
+        with _collected_readers() as readers:
+            self.trace = trace(module, *traced)
+        if not isinstance(self.trace.result, Value):
+            raise ConfigurationError(
+                f"the result of {type(module).__name__} does not depend on its input through tensors"
+            )
+        # The plan is run on `_inputs`. `_other` is the module's result on other inputs.
+        self._inputs, self._expected = traced, self.trace.outputs[""]
+        self._other: Array | None = None
+        has_other_batch = checked is not None and len(checked[0]) != len(examples[0])
+        if has_other_batch or (self._differs and (readers or not _reports_readers(module))):
+            self._inputs, self._other = self._examples, self._expected
+            self._expected = run(module, *self._examples).data
+        self.follows_batch = self._expected.shape[:1] == self._inputs[0].shape[:1]
 
     def accepts(self, planned: Callable[[list[Array]], Array], images: tuple[int, ...]) -> bool:
-        """Tell whether the plan reproduces the module's result on a second input.
+        """Tell whether the plan reproduces the module's result.
 
         `images` is the batch size of the plan, as a shape; if it is another than the traced one, the input is repeated.
         """
         if not self._differs:
             return True
-        # Specializations for another batch than the traced one are compared on the images they share.
-        if self._inputs[0].shape[:1] == images:
-            actual, expected, first = planned(self._inputs), self._expected, self._first_result
-        else:
-            actual = planned([np.resize(self._inputs[0], (*images, *self._inputs[0].shape[1:]))])
-            count = min(len(actual), len(self._expected))
-            actual, expected, first = actual[:count], self._expected[:count], self._first_result[:count]
-        return expected.shape == actual.shape and _agree(expected, actual, first, self._rounding)
+        inputs = self._inputs
+        if inputs[0].shape[:1] != images:
+            inputs = [np.resize(inputs[0], (*images, *inputs[0].shape[1:]))]
+        actual, expected, other = planned(inputs), self._expected, self._other
+        if inputs is not self._inputs:
+            actual, expected = _shared_images(actual, expected)
+        if actual.shape != expected.shape:
+            return False
+        if _agree(expected, actual, expected, _FLOAT_ROUNDING):
+            return True
+        if other is None:
+            other = run(self._module, *self._examples).data
+        expected, actual, other = _shared_images(expected, actual, other)
+        return _agree(expected, actual, other, self._rounding())
 
-    def rejection(self, module: Module, lowered: Trace) -> str:
+    def _rounding(self) -> float:
+        """Return the share of the largest result by which another path through the network may differ."""
+        if not any(getattr(m, "computes_in_int8", False) for m in self._module.modules()):
+            return _FLOAT_ROUNDING
+        noisy = run(self._module, *map(_with_noise, self._inputs)).data
+        deviation = np.abs(noisy - self._expected).max(initial=0)
+        largest = max(np.abs(self._expected).max(initial=0), 1e-30)
+        return _INT8_ROUNDING + _LARGEST_NOISE_RATIO * float(deviation / largest)
+
+    def rejection(self, lowered: Trace) -> str:
         """Explain a mismatch: name the first layer whose trace depends on the input, or whose op is wrong."""
-        second = trace(module, *self._inputs)
-        for a, b in zip(self._first.nodes, second.nodes, strict=False):
+        # Of a batch, compare as many images as were traced.
+        self._inputs = [x[: len(t)] if x.ndim else x for x, t in zip(self._inputs, self.trace.inputs, strict=True)]
+        second = trace(self._module, *self._inputs)
+        for a, b in zip(self.trace.nodes, second.nodes, strict=False):
             if a.operation is not b.operation or not all(map(_same_operand, a.inputs, b.inputs)):
                 return f"{_describe(a)} depends on the values of the input, not through tensors"
         exact: list[Array] = list(self._inputs)
@@ -269,7 +294,9 @@ class _TraceGuard:
             exact.append(node.evaluate(lambda value: exact[value.number]))
         result = lowered.result
         assert isinstance(result, Value)
-        if not _agree(self._expected, exact[result.number], self._first_result, self._rounding):
+        other = self._expected if self._other is None else self._other
+        expected, recomputed, other = _shared_images(self._expected, exact[result.number], other)
+        if not _agree(expected, recomputed, other, self._rounding()):
             return "its operations depend on the values of the input"
         # The trace is right, so the plan of it is wrong: bisect for the shortest prefix whose plan deviates.
         right, wrong = 0, len(lowered.nodes)
@@ -286,7 +313,13 @@ class _TraceGuard:
         for call in partition(lowering, WeightCache()):
             call.run(values)
         actual, expected = values[lowering.resolve(lowering.result)], exact[last.number]
-        return _agree(expected, actual, np.zeros_like(expected), self._rounding)
+        return _agree(expected, actual, np.zeros_like(expected), self._rounding())
+
+
+def _shared_images(*results: Array) -> list[Array]:
+    """Return the images that results for several batches have in common."""
+    count = min(len(result) for result in results) if results[0].ndim else None
+    return [result[:count] if count is not None else result for result in results]
 
 
 def _describe(node: Node) -> str:
@@ -309,6 +342,24 @@ def _with_noise(x: Array) -> Array:
     if x.dtype != np.float32:
         return x
     return x * np.random.default_rng(0).uniform(1 - _NOISE, 1 + _NOISE, x.shape).astype(np.float32)
+
+
+def _reports_readers(module: Module) -> bool:
+    """Tell whether every layer notes when it reads the numbers of a tensor."""
+    return module.reports_readers and all(map(is_own, module.modules()))
+
+
+@contextmanager
+def _collected_readers() -> Iterator[list[str]]:
+    """Collect the layers that read the numbers of a traced tensor, also for an outer collector."""
+    outer, readers = value_readers.get(), list[str]()
+    token = value_readers.set(readers)
+    try:
+        yield readers
+    finally:
+        value_readers.reset(token)
+        if outer is not None:
+            outer += readers
 
 
 @contextmanager

@@ -70,6 +70,7 @@ class Module:
     training: bool = True
     takes_arrays: bool = False  # True: `forward` gets arrays as they are
     depends_on_mode: bool = False  # of tilewise's own classes: whether `forward` reads `training`
+    reports_readers: bool = False  # whether `forward` reads the numbers of tensors by `Tensor.data` only
     plans_itself: bool = True  # False: a module that contains this one always runs layer by layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from tilewise._extension import native
 from tilewise._threads import get_batch_invariant
 from tilewise.backend.registry import is_default_backend
 from tilewise.errors import TilewiseError
-from tilewise.nn.self_planning import layer_by_layer, structure
+from tilewise.nn.self_planning import is_own, layer_by_layer, structure
 from tilewise.ops import Operation
 from tilewise.tensor import Tensor, _record, _wrap, enable_grad, is_grad_enabled, no_grad
 
@@ -39,7 +39,6 @@ _MAX_UNUSED = 4  # planned shapes that were called once; arbitrary: later shapes
 _MAX_PAUSE = 1024  # calls; arbitrary, planning once in 1,024 calls costs nothing
 _WORTH = 32  # calls after which a plan has saved more than it cost; arbitrary between 10 and 100
 _MAX_COMPARED = 64 << 20  # bytes of arrays that are compared at each call; layers compare all of theirs at each call
-_OWN_PACKAGES = ("tilewise", "tilewise_arena", "tilewise_fleet")
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
 
@@ -259,7 +258,7 @@ class WeightWatch:
 
     def _add_attributes(self, layer: Module) -> None:
         """Record the attributes of a layer of a user's class, changes of which are not counted."""
-        if _is_own(layer):
+        if is_own(layer):
             return
         for name, value in _attributes(layer).items():
             items = value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else ()
@@ -305,11 +304,6 @@ def _bytes(holder: Any) -> int:
     return int(holder.size * holder.dtype.itemsize)
 
 
-def _is_own(module: Module) -> bool:
-    """Whether the class of a module is part of tilewise, whose code computes with tensors alone."""
-    return type(module).__module__.partition(".")[0] in _OWN_PACKAGES
-
-
 def _attributes(module: Module) -> dict[str, Any]:
     """Return the attributes of a module that affect what it computes, by name."""
     own = {name: value for name, value in vars(module).items() if name not in ("_planner", "_engines")}
@@ -328,7 +322,7 @@ def unplannable_reason(module: Module, arrays: list[Array], watch: WeightWatch) 
     """Return why a module cannot be planned for these inputs, as known without trying; else ""."""
     if native is None:
         return "the compiled kernels are not installed"
-    if any(layer.training and (layer.depends_on_mode or not _is_own(layer)) for layer in module.modules()):
+    if any(layer.training and (layer.depends_on_mode or not is_own(layer)) for layer in module.modules()):
         return "a layer in it is in train mode"
     if not arrays or any(array.size == 0 for array in arrays):
         return "an input is empty"

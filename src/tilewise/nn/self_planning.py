@@ -33,6 +33,7 @@ class SelfPlanningSwitch:
 
 
 structure = StructureCounter()
+_OWN_PACKAGES = ("tilewise", "tilewise_arena", "tilewise_fleet")
 _inside: ContextVar[bool] = ContextVar("inside", default=False)  # an outer module runs, or planning is suspended
 
 
@@ -46,6 +47,11 @@ def set_self_planning(on: bool) -> None:
 def get_self_planning() -> bool:
     """Return whether modules in eval mode compile themselves."""
     return SelfPlanningSwitch.is_on
+
+
+def is_own(module: Module) -> bool:
+    """Whether the class of a module is part of tilewise, whose code computes with tensors alone."""
+    return type(module).__module__.partition(".")[0] in _OWN_PACKAGES
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Network(Module):
     One output is a Tensor; several are a dict by name.
     """
 
+    reports_readers = True
+
     def __init__(self, graph: OnnxGraph, title: str = "the network") -> None:
         """Build the layers of a graph; constants that operations read become parameters or buffers."""
         refuse_unsupported(graph, title)
@@ -91,7 +93,17 @@ class Network(Module):
                     raise ShapeError(f"{conflict}: {error}") from None
                 raise
         results = {port.name: tensor(values[port.name]) for port in self.outputs}
+        self._check_batch(shapes, results)
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def _check_batch(self, shapes: list[Shape], results: dict[str, Tensor]) -> None:
+        """Raise ShapeError if a batch other than the file's was merged into the file's batch by the operations."""
+        for port, shape in zip(self.inputs, shapes, strict=True):
+            conflict = fixed_dimension_error(port, shape)
+            for output in self.outputs:
+                declared, actual = output.shape, results[output.name].shape
+                if conflict and declared and shape[0] > 1 and actual[:1] == declared[:1] == (port.shape or ())[:1]:
+                    raise ShapeError(f"{conflict}: its operations would merge the images")
 
     def is_as_loaded(self) -> bool:
         """Whether every layer still has the class that it was loaded with."""

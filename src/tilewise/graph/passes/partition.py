@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -27,12 +26,14 @@ class WeightCache:
     def get(self, number: int, op: Op) -> Any:
         """Return the packed layer of op `number`; it is built again only if weights or options have changed."""
         assert op.weight is not None
-        entry, weight = self._layers.get(number), np.ascontiguousarray(op.scaled_weight(), np.float32)
-        fingerprint = (op.kind, op.activation, *op.options.values(), _digest(weight), _digest(op.bias))
+        entry, arrays = self._layers.get(number), (op.weight, op.gain, op.bias)
+        fingerprint = (op.kind, op.activation, op.weight.shape, *op.options.values(), *map(_fingerprint, arrays))
+        if entry and entry[0] == fingerprint and len(op.shape) == 2:
+            return entry[1]
+        weight = np.ascontiguousarray(op.scaled_weight(), np.float32)
         if entry and entry[0] == fingerprint:
             # Convolutions dropped their weights after packing; another size may pack them in another way.
-            if len(op.shape) != 2:
-                entry[1].restore(weight)
+            entry[1].restore(weight)
             return entry[1]
         layer = _native_layer(op, weight)
         self._layers[number] = (fingerprint, layer)
@@ -60,9 +61,10 @@ def _native_layer(op: Op, weight: Array | None) -> Any:
     return native.FloatConvLayer(filters, bias, activation=op.activation, meta=shape, **(op.options or _POINTWISE))
 
 
-def _digest(array: Array | None) -> bytes:
+def _fingerprint(array: Array | None) -> int | None:
     """Hash weights, to compare them without holding a copy."""
-    return b"" if array is None else hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
+    assert native is not None
+    return None if array is None else native.fingerprint(np.ascontiguousarray(array, np.float32))
 
 
 def _as_meta(op: Op) -> Op:

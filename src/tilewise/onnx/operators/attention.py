@@ -10,7 +10,7 @@ import numpy as np
 from tilewise.errors import DtypeError, ShapeError, UnavailableError
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
-from tilewise.onnx.operators.base import Value, array, check_size, is_float, operator, read_values, tensor
+from tilewise.onnx.operators.base import Value, check_size, is_float, operator, read_values, tensor
 from tilewise.tensor import Tensor, apply, cat
 
 
@@ -107,7 +107,7 @@ def _rotary(node: OnnxNode, x: Value, cos: Value, sin: Value, places: Value | No
     """Rotate pairs of channels by cos and sin at the positions `places` (rotary embedding, Su et al. 2021)."""
     t = _heads(node, x, node.get("num_heads", 0))  # (B, H, T, D)
     width = node.get("rotary_embedding_dim", 0) or t.shape[3]
-    cosines, sines = array(cos), array(sin)
+    cosines, sines = read_values(cos), read_values(sin)
     if places is not None:
         where = read_values(places)
         if where.dtype.kind not in "iu" or (
@@ -191,7 +191,7 @@ def _directions(node: OnnxNode, x: Value, lengths: Value | None, states: tuple[V
         )
     if len(x.shape) != 3 or not x.shape[0]:
         raise ShapeError(f"{node} runs over a sequence (T, B, I), not {x.shape}")
-    if lengths is not None and not np.all(array(lengths) == x.shape[0]):
+    if lengths is not None and not np.all(read_values(lengths) == x.shape[0]):
         raise UnavailableError(f"{node} has sequences of different lengths, which tilewise does not run")
     if any(s is not None for s in states[2 if node.op == "LSTM" else 1 :]):
         raise UnavailableError(f"{node} has peephole weights, which tilewise does not run")

@@ -251,7 +251,7 @@ def _identity(_node: OnnxNode, x: Value) -> Value:
 @operator("Dropout")
 def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Value | None = None) -> Any:
     """Return the input unchanged: networks are loaded for inference, where dropout does nothing."""
-    if training is not None and array(training).any():
+    if training is not None and read_values(training).any():
         raise DtypeError(f"{node} drops numbers at random, as while training; export the network in eval mode")
     mask = np.broadcast_to(np.bool_(True), x.shape)
     return (x, mask) if len(node.outputs) > 1 else x
@@ -293,8 +293,8 @@ def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None)
         kind = dtype_of(node.get("output_dtype", 0), node)
     if kind.type not in _BYTES:
         raise DtypeError(f"{node} quantizes to {kind}, which tilewise does not compute")
-    by = _along(node, x, array(scale))
-    shift = np.int64(0) if zero is None else _along(node, x, array(zero)).astype(np.int64)
+    by = _along(node, x, read_values(scale))
+    shift = np.int64(0) if zero is None else _along(node, x, read_values(zero)).astype(np.int64)
     limits = np.iinfo(kind)
 
     def run(a: Array) -> Array:
@@ -309,15 +309,15 @@ def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = Non
     """Compute (x - zero) · scale in float32; scale and zero point may be per entry of an axis."""
     if array(x).dtype.type not in _BYTES:
         raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not accept as 8-bit integers")
-    by = _along(node, x, array(scale))
-    shift = np.int64(0) if zero is None else _along(node, x, array(zero)).astype(np.int64)
+    by = _along(node, x, read_values(scale))
+    shift = np.int64(0) if zero is None else _along(node, x, read_values(zero)).astype(np.int64)
     return computed(lambda a: ((a.astype(np.int64) - shift) * by).astype(by.dtype), x, name=node.op)
 
 
 @operator("DynamicQuantizeLinear")
 def _dynamic_quantize_linear(node: OnnxNode, x: Value) -> Any:
     """Quantize float values to uint8 by their own range; return (integers, scale, zero point)."""
-    data = array(x)
+    data = read_values(x)
     low, high = min(float(data.min(initial=0)), 0.0), max(float(data.max(initial=0)), 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)
     zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))

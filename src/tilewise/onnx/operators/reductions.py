@@ -111,7 +111,7 @@ def _softmax(node: OnnxNode, x: Value) -> Value:
 @operator("CumSum")
 def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
     """Sum cumulatively along an axis, optionally from the end or without the entry itself."""
-    along = axis_of(int(array(axis).reshape(()).item()), len(x.shape), node)
+    along = axis_of(int(read_values(axis).reshape(()).item()), len(x.shape), node)
     exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
     if not x.shape:
         raise ShapeError(f"{node} has no axis to sum along")
@@ -131,7 +131,7 @@ def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
 @operator("TopK")
 def _top_k(node: OnnxNode, x: Value, k: Value) -> Any:
     """Return the k largest or smallest entries along an axis, and their positions."""
-    axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
+    axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(read_values(k).reshape(()).item())
     if not x.shape or not 0 <= count <= x.shape[axis]:
         raise ShapeError(f"{node} asks for the first {count} of a tensor of shape {x.shape}")
     data = read_values(x)

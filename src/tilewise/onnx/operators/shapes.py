@@ -209,7 +209,7 @@ def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes
         # Negative widths crop. Axes that keep their size must follow other batches: no fixed end for them.
         x = x[tuple(slice(max(-a, 0), min(b, 0) or None) for a, b in widths)]
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
-    fill = 0.0 if value is None else array(value).reshape(()).item()
+    fill = 0.0 if value is None else read_values(value).reshape(()).item()
     return _padded(x, widths, mode, fill, node)
 
 
@@ -251,7 +251,7 @@ def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
 def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
     """Return the numbers from start up to, but not including, limit, in steps of `step`."""
     same_type(node, start, limit, step)
-    a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
+    a, b, by = (read_values(v).reshape(()).item() for v in (start, limit, step))
     if by == 0 or not all(map(math.isfinite, (a, b, by))):
         raise ShapeError(f"{node} cannot count from {a} to {b} in steps of {by}")
     count = max(math.ceil((b - a) / by), 0)
@@ -273,7 +273,7 @@ def _eye_like(node: OnnxNode, x: Value) -> Value:
 @operator("OneHot")
 def _one_hot(node: OnnxNode, indices: Value, depth: Value, values: Value) -> Value:
     """Encode indices as vectors of size `depth` along a new axis; `values` are (off, on)."""
-    size, (off, on) = int(array(depth).reshape(()).item()), array(values).reshape(2)
+    size, (off, on) = int(read_values(depth).reshape(()).item()), read_values(values).reshape(2)
     axis = axis_of(node.get("axis", -1), len(indices.shape) + 1, node)
     check_size((*indices.shape, size), array(values).itemsize)
     return computed(lambda a: _one_hot_of(a, size, off, on, axis), indices, name=node.op)
@@ -291,7 +291,7 @@ def _trilu(node: OnnxNode, x: Value, k: Value | None = None) -> Value:
     """Keep the upper or lower triangle of each matrix from the k-th diagonal on; the others become zeros."""
     if len(x.shape) < 2:
         raise ShapeError(f"{node} takes matrices, not a tensor of shape {x.shape}")
-    shift = 0 if k is None else int(array(k).reshape(()).item())
+    shift = 0 if k is None else int(read_values(k).reshape(()).item())
     triangle = np.triu if node.get("upper", 1) else np.tril
     mask = triangle(np.ones(x.shape[-2:], bool), int(np.clip(shift, -(1 << 31), 1 << 31)))
     if isinstance(x, Tensor) and array(x).dtype.kind == "f":
