@@ -8,19 +8,18 @@
 
 A figure is the fastest configuration's time divided by the choice's: 1 is perfect. The ranker is boosted trees. Five
 and twenty measurements follow the ranker's order, or are chosen one by one by the expected improvement of the tuner's
-Gaussian process (`tilewise.tune.search`, with its default hyperparameters). "Drawn" means twenty random measurements,
-to which the ranker is adapted before it chooses, or before five more are measured. "Hindsight" uses the times of the
-device that was left out: the best configuration among the first k of any other device, or among the first k by a
-weighted mean of the others' log runtimes, with the best of a thousand random weightings. Intervals are bootstrap
-intervals over the devices.
+Gaussian process (`tilewise.tune.search`, with its default hyperparameters). "Drawn" means that five are measured after
+twenty random ones. "Hindsight" uses the times of the device that was left out: the best configuration among the first k
+of any other device, or among the first k by a weighted mean of the others' log runtimes, with the best of a thousand
+random weightings. Intervals are bootstrap intervals over the devices.
 
 `--processors` does the same with the CPU collection. Each kernel is ranked by a model that was not trained on its
-processor, measured in the model's order or one by one. Unmeasured choices come from that model, from the model adapted
-to all measurements of other kernels on the same machine, or from trees trained on those kernels alone. Half of a
-machine's kernels are for adaptation, half for evaluation. Gains are differences of logarithms, paired over kernels.
+processor, measured in the model's order or one by one. Unmeasured choices come from that model, or from trees trained
+on other kernels of the same machine alone. Half of a machine's kernels are for training, half for evaluation. Gains are
+differences of logarithms, paired over kernels.
 
 `--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
-configurations of PyTorch's own records of another GPU, as it is or adapted in the same way; the records lack the group,
+configurations of PyTorch's own records of another GPU, and trains trees in the same way; the records lack the group,
 which is 8 in PyTorch's templates.
 
 Strategies are scored as Kernel Tuner's methodology does (autotuning_methodology 1.1, over measurements): the median
@@ -51,7 +50,6 @@ from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
-from tilewise.costmodel.models.adapted import adapt_model
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.models.ridge import ridge_scorer
 from tilewise.costmodel.models.scorer import shipped_scorer
@@ -62,10 +60,10 @@ RESULTS = Path(__file__).parent / "results" / "devices.json"
 BUDGET, DRAWS, SEEDS, RUNS = 20, 3, 3, 20
 FIRST, FEW = (1, 5, 20), (5, 10, 20)
 _WEIGHTS, _UNKNOWN = 1000, 100.0  # draws of hindsight; a time over the fastest for what another device could not run
-ADAPTED_TO = (5, 20, 100)  # kernels of the new device
-ADAPTED, ALONE = "first, adapted to {} kernels", "first, trained on {} kernels alone"
+TRAINED_ON = (5, 20, 100)  # kernels of the new device
+ALONE = "first, trained on {} kernels alone"
 PAIRS = [
-    *(("first", name.format(count)) for name in (ADAPTED, ALONE) for count in ADAPTED_TO),
+    *(("first", ALONE.format(count)) for count in TRAINED_ON),
     *((f"{k}, in order", f"{k}, one by one") for k in FEW),
 ]
 TILE_WIDTH = len(TILE_FEATURES)
@@ -156,15 +154,13 @@ def leave_out(kernel: Kernel, others: Sequence[Kernel], schema: Schema) -> tuple
     model = trained(others, schema)
     order = np.argsort(model.score(kernel), kind="stable")
     curve = one_by_one(model, kernel, schema, BUDGET)[1]
-    first, five = after_drawn(model, kernel)
     speeds = {
         "first": reached(kernel, order[:1]),
         "five, in order": reached(kernel, order[:5]),
         "five, one by one": curve[4],
         "20, in order": reached(kernel, order[:20]),
         "20, one by one": curve[19],
-        "first after 20 drawn": first,
-        "five after 20 drawn": five,
+        "five after 20 drawn": after_drawn(model, kernel),
     }
     return speeds, curve
 
@@ -224,15 +220,14 @@ def one_by_one(
     return rows, [reached(kernel, rows[: k + 1]) for k in range(len(rows))]
 
 
-def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
-    """First choice, and best of five more, after twenty measurements at random: geometric means over draws."""
-    rows = []
+def after_drawn(model: Any, kernel: Kernel) -> float:
+    """Best of five more after twenty measurements at random: geometric mean over draws."""
+    speeds = []
     for seed in range(DRAWS):
-        first_rows = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
-        order = np.argsort(adapt_model(model, [some(kernel, first_rows)]).score(kernel), kind="stable")
-        curve, _ = one_by_one(model, kernel, model.schema, BUDGET + 5, first_rows=[int(row) for row in first_rows])
-        rows.append([reached(kernel, order[:1]), reached(kernel, curve)])
-    return _geometric([row[0] for row in rows]), _geometric([row[1] for row in rows])
+        drawn = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
+        rows, _ = one_by_one(model, kernel, model.schema, BUDGET + 5, first_rows=[int(row) for row in drawn])
+        speeds.append(reached(kernel, rows))
+    return _geometric(speeds)
 
 
 def left_out_processors() -> dict[str, Any]:
@@ -246,9 +241,9 @@ def left_out_processors() -> dict[str, Any]:
         mine = [k for k in every if machine_of(k) == machine]
         mine = [mine[i] for i in np.random.default_rng(0).permutation(len(mine))]
         half = len(mine) // 2
-        others = learnt_there(base, mine[:half])
+        others = trained_there(base, mine[:half])
         rows += [on_processor(base, others, kernel) for kernel in mine[half:]]
-        print(machine, len(mine), {name: model.record.get("adapted") for name, model in others.items()}, flush=True)
+        print(machine, len(mine), flush=True)
     results: dict[str, Any] = {"date": today(), "kernels": len(rows)}
     for plain, other in PAIRS:
         logs = np.log([[row[plain], row[other]] for row in rows if other in row])
@@ -276,8 +271,8 @@ def from_h200(files: Sequence[Path]) -> dict[str, Any]:
     rows: dict[str, list[float]] = {}
     rng = np.random.default_rng(0)
     shuffled = [kernels[i] for i in rng.permutation(len(kernels))]
-    others = learnt_there(model, shuffled[: max(ADAPTED_TO)])
-    for kernel in shuffled[max(ADAPTED_TO) :]:
+    others = trained_there(model, shuffled[: max(TRAINED_ON)])
+    for kernel in shuffled[max(TRAINED_ON) :]:
         scored = Mean([model])
         order = np.argsort(scored.score(kernel), kind="stable")
         random_order = rng.permutation(kernel.n_configs)
@@ -305,15 +300,13 @@ def as_on_h200(kernel: Kernel, columns: Sequence[int]) -> Kernel:
     return dataclasses.replace(triton, config_feat=np.ascontiguousarray(grouped[:, columns]))
 
 
-def learnt_there(base: Any, kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The base adapted to so many kernels of a device, and trees that know nothing but those kernels."""
-    models: dict[str, Any] = {}
-    for count in ADAPTED_TO:
-        if count <= len(kernels):
-            data = dataset_from_kernels(kernels[:count], [], [], base.schema)
-            models[ADAPTED.format(count)] = adapt_model(base, kernels[:count])
-            models[ALONE.format(count)] = train_gbdt(data, threads=1)
-    return models
+def trained_there(base: Any, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """Trees that know nothing but so many kernels of a device."""
+    return {
+        ALONE.format(count): train_gbdt(dataset_from_kernels(kernels[:count], [], [], base.schema), threads=1)
+        for count in TRAINED_ON
+        if count <= len(kernels)
+    }
 
 
 def on_processor(base: Any, others: dict[str, Any], kernel: Kernel) -> dict[str, float]:

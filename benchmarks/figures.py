@@ -418,7 +418,6 @@ def _processor_gain(row: str) -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     "processors one by one": lambda: _processor_gain("10, one by one"),
-    "processors adapted": lambda: _processor_gain("first, adapted to 100 kernels"),
     "product paths": product_paths,
     "perplexity float32": lambda: f"{_accuracy('gpt 4x128, dynamic')['perplexity float32']:.3f}",
     "perplexity int8": lambda: f"{_accuracy('gpt 4x128, dynamic')['int8']:.3f}",

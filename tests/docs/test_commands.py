@@ -30,7 +30,6 @@ ELSEWHERE = {
     "tilewise tiles download": "tests/costmodel/course/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",
     "tilewise tiles from-jax": "needs JAX; tests/cli/test_tiles_data.py",
-    "tilewise tiles adapt": "needs measurements of another device; tests/costmodel/models/test_adapted.py has some",
     "tilewise tiles import": "needs other tools' logs; tests/costmodel/data/importers makes some",
     " a100": "needs a collection imported from such a log; tests/costmodel/data/importers makes some",
     "tiles kaggle predictions_model_output.csv": "needs the dataset; tests/course/test_commands.py has a small one",

@@ -422,16 +422,6 @@ TARGETS["log_metaschedule"] = _imported("metaschedule", "metaschedule", in_lines
 
 
 @target
-def adapted_model(folder: Path) -> Target:
-    from tilewise.costmodel.models.adapted import adapt
-    from tilewise.costmodel.models.scorer import load_scorer
-
-    base = _trained("MLP", folder / "run")
-    adapt(base, kernels()).save(folder / "mine.safetensors")
-    return Target(folder / "mine.safetensors", lambda path: load_scorer(path).score(kernels()[0]), TENSORS)
-
-
-@target
 def blended_model(folder: Path) -> Target:
     from tilewise.costmodel import load_scorer, rank
     from tilewise.costmodel.models.blend import blend

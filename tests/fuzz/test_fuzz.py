@@ -145,8 +145,6 @@ COMMANDS = (
     "tiles predict {} cpu",
     "tiles predict cpu {}",
     "tiles export {} out.safetensors",
-    "tiles adapt {} --on cpu --out out.safetensors",
-    "tiles adapt cpu --on {} --out out.safetensors",
     "tiles board cpu --models shipped --out {}",
     "tiles evaluate cpu {} --no-gbdt",
     "tiles from-pb {} --out pb",

@@ -1,8 +1,7 @@
-"""`tilewise tiles train|evaluate|predict|adapt|export`: train cost models on measured kernels and use them."""
+"""`tilewise tiles train|evaluate|predict|export`: train cost models on measured kernels and use them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -23,10 +22,7 @@ from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.data.collection import Collection as MeasuredCollection
     from tilewise.costmodel.data.dataset import Dataset
-    from tilewise.costmodel.data.kernel import Kernel
-    from tilewise.costmodel.data.schema import Schema
     from tilewise.costmodel.evaluation import Evaluation
     from tilewise.tune.search.calibration import Case
     from tilewise.tune.search.gaussian_process import Hyperparameters
@@ -38,8 +34,6 @@ _METRICS = {
     "tile_score": "tile score",
     "opa": "ordered pairs",
 }
-
-_STORES = (".sqlite", ".db")
 
 
 def train(
@@ -245,11 +239,10 @@ def _constants(fill: list[str] | None) -> dict[str, float]:
 
 def _model(path: Path, model_class: str | None) -> Any:
     """Load a trained model from a file or folder, or a shipped one by name."""
-    from tilewise.costmodel.models.files import read_model_file
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.trained import load_model
 
-    needs_no_class = _is_shipped(path) or read_model_file(path).record.get("adapted") is not None
+    needs_no_class = _is_shipped(path)
     return load_scorer(_model_file(path)) if needs_no_class else load_model(path, model_class=model_class)
 
 
@@ -371,65 +364,6 @@ def predict(
             f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure. "
             f"The first choice is surely within 5 % for {pluralize(len(within), 'kernel')}."
         )
-
-
-def adapt(
-    base: Annotated[Path, argument("A model file, the folder of a training run, or a shipped model: h200, cpu.")],
-    on: Annotated[Path, option("What was measured: a store (.sqlite), a collection, or its folder.")],
-    out: Annotated[Path, output_file(help="The model file to write.")],
-    as_json: AsJson = False,
-) -> None:
-    """Correct a trained model by measurements of another device, best of a hundred kernels. Needs LightGBM, no PyTorch.
-
-    If cross-validation shows no gain, the original model is written.
-    Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors
-    """
-    from tilewise.costmodel.models.adapted import adapt as adapt_to
-    from tilewise.costmodel.models.scorer import load_scorer
-
-    path = _model_file(base)
-    kernels = _measured_kernels(on.expanduser(), load_scorer(path).schema)
-    model = adapt_to(path, kernels)
-    model.save(out.expanduser())
-    summary = model.record["adapted"]
-    error = summary["left_out"]
-    comparison = (
-        f"{summary['measurements']} measurements of {summary['kernels']} kernels. In cross-validation the first "
-        f"choices take {error['base']:.1%} longer than the fastest with the original model, {error['adapted']:.1%} "
-        "with the adapted one: "
-        + ("the adapted model" if summary["kept"] else "no gain, so the original model")
-        + f" is in {out}."
-    )
-    answer(as_json, {"out": out, **summary}, comparison)
-
-
-def _measured_kernels(path: Path, schema: Schema) -> list[Kernel]:
-    """Read the kernels with runtimes in a folder, a store or a collection file, with the columns of `schema`."""
-    collection = _read_measurements(path)
-    names = collection.schema.config_features
-    missing_columns = [name for name in schema.config_features if name not in names]
-    if missing_columns:
-        raise ConfigurationError(f"{path} lacks columns that the model needs: {', '.join(missing_columns[:3])}.")
-    columns = [names.index(name) for name in schema.config_features]
-    kernels = [m.kernel for members in collection.splits.values() for m in members if m.kernel.labelled]
-    return [dataclasses.replace(kernel, config_feat=kernel.config_feat.take(columns, axis=1)) for kernel in kernels]
-
-
-def _read_measurements(path: Path) -> MeasuredCollection:
-    """Read a folder, a store of measurements, or a collection file."""
-    from tilewise.costmodel.data.collection import read_collection
-    from tilewise.costmodel.data.dataset import find_collection
-    from tilewise.costmodel.data.shards import read_folder
-
-    if path.is_dir():
-        return read_folder(path)
-    if path.suffix in _STORES:
-        from tilewise.store.store import Store
-        from tilewise.tune.measure.export import make_collection
-
-        with Store(path, create=False) as store:
-            return make_collection(store, path.stem, split="train")
-    return read_collection(find_collection(path))
 
 
 def export(

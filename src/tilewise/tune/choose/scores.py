@@ -105,7 +105,7 @@ def shipped_scores(
                 scores.hyper = scores.hyper.elsewhere()
                 scores.notes.append(
                     f"no model was trained on {hardware}: starting from that of {collection}, the nearest there is; "
-                    "what is measured here corrects it, and `tilewise tiles adapt` keeps that."
+                    "what is measured here corrects it."
                 )
             return scores, ""
         reason = f"no trained model is shipped for {hardware}"
