@@ -1,7 +1,6 @@
 """Fit the confidence bounds of the shipped models ("within 5 %") on kernels that they were not trained on.
 
     python -m tools.ship_confidence [--test]
-    python -m tools.ship_confidence --elsewhere FOLDER ...   # imported records of devices that h200 was not trained on
 
 The GPU's model was trained on the train split, so the valid split can be used as it is. The CPU's was trained on both:
 for it, each fifth of the programs is scored by a model of the other four fifths. The bounds are written into the
@@ -17,27 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.data.columns import select_columns
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.files import shipped_file, shipped_names
 from tilewise.costmodel.models.ridge import ridge_scorer
 from tilewise.costmodel.models.scorer import RIDGE, shipped_scorer
 from tilewise.tune.search.calibration import (
-    NEVER,
-    STAGES,
-    WRONG,
     claims_text,
     error_groups,
     evaluate_claims,
     fit_confidence_bounds,
     make_case,
-    replay_stages,
 )
-from tilewise.tune.search.confidence import WITHIN, calibration_path, load_calibration, save_calibration
+from tilewise.tune.search.confidence import calibration_path, load_calibration, save_calibration
 
 FOLDS = 5
-ELSEWHERE = 300  # kernels per folder, to bound the time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,39 +83,6 @@ def ship(name: str) -> None:
         )
 
 
-def ship_elsewhere(folders: Sequence[str]) -> None:
-    """Fit the bounds of the h200 model on other devices: the lowest at which every folder has few wrong claims.
-
-    Folders are collections of one device each or of different programs. Claims on a new device are less reliable than
-    on these, so that half of the allowed share may be wrong.
-    """
-    path, model = shipped_file("h200"), shipped_scorer("h200")
-    hyper = load_calibration(path)
-    assert hyper is not None
-    stages = []
-    for folder in folders:
-        data, _ = select_columns(load_dataset(folder), model.schema)
-        order = np.random.default_rng(0).permutation(len(data.test))[:ELSEWHERE]
-        cases = [make_case(model, data.test[int(i)], model.schema.config_features) for i in order]
-        stages.append([np.array(rows) for rows in zip(*(replay_stages(case, hyper) for case in cases), strict=True)])
-    bounds = {}
-    for stage, count in enumerate(STAGES):
-        for bound in (*np.arange(0.4, 1.0, 0.05), 0.99, NEVER):
-            claims = [chances[:, stage] >= bound for chances, _ in stages]
-            wrong = [(slower[:, stage] > WITHIN)[s].sum() for s, (_, slower) in zip(claims, stages, strict=True)]
-            if bound == NEVER or all(
-                s.sum() >= 20 and w <= WRONG / 2 * s.sum() for s, w in zip(claims, wrong, strict=True)
-            ):
-                bounds[count] = round(float(bound), 2)
-                break
-    hyper = dataclasses.replace(hyper, bounds_elsewhere=bounds)
-    save_calibration(path, hyper, calibration_path(path))
-    print("h200 elsewhere:", bounds)
-
-
 if __name__ == "__main__":
-    if "--elsewhere" in sys.argv:
-        ship_elsewhere(sys.argv[sys.argv.index("--elsewhere") + 1 :])
-    else:
-        for shipped in shipped_names():
-            ship(shipped)
+    for shipped in shipped_names():
+        ship(shipped)

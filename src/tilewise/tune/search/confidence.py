@@ -5,8 +5,8 @@ After each measurement, and before the first, the Gaussian process estimates the
 above a bound that was fitted by replaying the tuning of held-out kernels. A claim about one configuration also holds
 for every faster one, so it stays valid until a measurement contradicts it by being more than 5 % faster.
 
-On a device that the model was not trained on, the model's errors are larger. Such devices have bounds of their own,
-fitted on records of a device that was left out; without them no claim is made there.
+On a device that the model was not trained on, the model's errors are larger and the bounds do not hold, so no claim is
+made there.
 
 The bounds and the hyperparameters of the process are the calibration of a cost model (`calibration.py` fits it). It is
 stored in a file next to the model.
@@ -93,10 +93,8 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
     """Write the calibration of a model to `path` (default: `own_calibration_path`)."""
     numbers = {name: getattr(hyper, field) for name, field in _IN_FILES.items()}
     content: dict[str, Any] = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
-    # Devices that the model was not trained on have separate bounds.
-    for name, bounds in (("sure", hyper.confidence_bounds), ("sure_elsewhere", hyper.bounds_elsewhere)):
-        if bounds:
-            content[name] = {str(count): bound for count, bound in bounds.items()}
+    if hyper.confidence_bounds:
+        content["sure"] = {str(count): bound for count, bound in hyper.confidence_bounds.items()}
     if hyper.by_score:
         content["by_score"] = True
     path = own_calibration_path(model_file) if path is None else path
@@ -118,12 +116,9 @@ def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
     try:
         content = read_json_input(path)
         hyper = _hyperparameters(content["prior"])
-        own, elsewhere = (
-            {int(count): float(bound) for count, bound in dict(content.get(name, {})).items()}
-            for name in ("sure", "sure_elsewhere")
-        )
+        bounds = {int(count): float(bound) for count, bound in dict(content.get("sure", {})).items()}
         by_score = content.get("by_score") is True
-        hyper = dataclasses.replace(hyper, confidence_bounds=own, bounds_elsewhere=elsewhere, by_score=by_score)
+        hyper = dataclasses.replace(hyper, confidence_bounds=bounds, by_score=by_score)
         model = str(content["model"])
     except (TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None

@@ -76,12 +76,11 @@ class Hyperparameters:
     ard: Mapping[str, float] = field(default_factory=dict)
     # Lowest `chance_within` for the claim "within 5 %", by number of measurements (see confidence.py).
     confidence_bounds: Mapping[int, float] = field(default_factory=dict)
-    bounds_elsewhere: Mapping[int, float] = field(default_factory=dict)  # on devices that the model was not trained on
     by_score: bool = False  # measure in the order of the scores, not by expected improvement
 
     def elsewhere(self) -> Hyperparameters:
-        """Return hyperparameters for a device the model was not trained on: other confidence bounds, or none."""
-        return replace(self, confidence_bounds=self.bounds_elsewhere)
+        """Return hyperparameters for a device that the model was not trained on: they make no claims."""
+        return replace(self, confidence_bounds={})
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
         """Return the correlation of runtimes between two lists of problems, from their log2 sizes: (these, those)."""
