@@ -130,6 +130,23 @@ def test_on_an_h200_the_shipped_model_ranks_matrix_products(session, monkeypatch
     assert measurements[0].kwargs["BLOCK_M"] * measurements[0].kwargs["BLOCK_N"] >= 64 * 128
 
 
+def test_products_whose_tiles_cannot_fit_are_not_compiled_and_not_lowered(session, monkeypatch):
+    monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "NVIDIA H200", {}), "3", "h200"))
+    configs = [
+        SimpleNamespace(kwargs={"BLOCK_M": m, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=4, num_stages=s)
+        for m in (64, 128, 256) for s in (3, 9)
+    ]  # fmt: skip
+    measurements = []
+
+    def measure(config):
+        measurements.append(config)
+        return 1000.0
+
+    sizes = {"M": 4096, "N": 4096, "K": 1024}
+    session.first.choose(configs, sizes, ["torch.bfloat16"], measure, lambda: pytest.fail("the kernel was lowered"))
+    assert {(c.kwargs["BLOCK_M"], c.num_stages) for c in measurements} == {(64, 3)}
+
+
 def test_on_a_gpu_without_a_model_the_nearest_model_is_used_with_one_warning(session, monkeypatch):
     monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "NVIDIA A100", {}), "3", "h200"))
     kwargs = [{"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8} for m in (16, 64, 128)]

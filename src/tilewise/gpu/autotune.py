@@ -15,13 +15,14 @@ measured.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,13 @@ import numpy as np
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.gpu.devices import find_device
 from tilewise.gpu.pinning import is_unmeasured
-from tilewise.gpu.pinning.choose import ConfigRanking, choose_config, rank_configs
-from tilewise.gpu.pinning.ranker import TOO_LARGE
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,
     match_matmul,
+    matmul_exceeds_limits,
     problem_of,
     settings_of,
     source_digest,
@@ -49,6 +50,7 @@ from tilewise.tune.choose.scores import UNCALIBRATED_GPU, ModelScores, shipped_s
 from tilewise.tune.measure import TrialResult
 
 if TYPE_CHECKING:
+    from tilewise.gpu.pinning.choose import ConfigRanking
     from tilewise.store.service import ServiceClient
 
 PROGRAM = "autotuned"  # the program under which measurements are stored
@@ -132,6 +134,8 @@ def _autotuner_class() -> Any:
             """Keep only the choice by prediction if measuring is off; else prune as Triton does."""
             pruned: list[Any] = super().prune_configs(kwargs)
             if len(pruned) > 1 and self._is_unmeasured():
+                from tilewise.gpu.pinning.choose import choose_config
+
                 return [choose_config(self, pruned, kwargs, self.session.say)]
             return pruned
 
@@ -153,7 +157,13 @@ def _autotuner_class() -> Any:
                 median = result[0] if isinstance(result, list | tuple) else result
                 return float(median) * 1e6 if 0 < float(median) < float("inf") else None
 
-            best = self.session.choose(pruned, sizes, dtypes, measure, lambda: rank_configs(self, pruned, kwargs))
+            def rank_by_work() -> ConfigRanking | None:
+                """Order the configurations by the work in the kernel's code; late, as products need none of it."""
+                from tilewise.gpu.pinning.choose import rank_configs
+
+                return rank_configs(self, pruned, kwargs)
+
+            best = self.session.choose(pruned, sizes, dtypes, measure, rank_by_work)
             self.cache[tuning_key] = best
             self.configs_timings, self.bench_time = timings, time.time() - start
             if timings:
@@ -205,23 +215,15 @@ class Session:
         `measure` times a configuration in nanoseconds (None if it fails); `rank` orders them by the kernel's amount of
         work.
         """
-        (memory, matmul_model, service), ranking = self._state, rank()
-        if ranking is not None and ranking.costs is not None:
-            # Tiles that exceed shared memory or registers are not even compiled.
-            limit = min(ranking.costs) + TOO_LARGE / 2
-            small = [i for i, cost in enumerate(ranking.costs) if cost < limit]
-            configs, ranking = [configs[i] for i in small], replace(ranking, costs=[ranking.costs[i] for i in small])
-        settings = [settings_of(config) for config in configs]
-        candidates = tuple(config_of(values) for values in settings)
+        memory, matmul_model, service = self._state
+        configs, model = self._score(configs, matmul_model, memory.machine.identity, sizes, dtypes, rank)
+        candidates = tuple(config_of(settings_of(config)) for config in configs)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
         if service is not None and memory.cached_choice(problem, candidates) is None:
             answer = service.choose(problem, candidates)
             if answer is not None and answer.source == "measured":
                 self.say(f"{self.name}: measured elsewhere, says the service")
                 return configs[candidates.index(answer.config)]
-        model = self._scores(matmul_model, settings, sizes, dtypes)
-        if model is None and ranking is not None and ranking.costs is not None:
-            model = Scores(UNCALIBRATED_GPU, np.array(ranking.costs))
         launches = _Launches(
             dict(zip(candidates, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
         )
@@ -258,24 +260,40 @@ class Session:
         except (TilewiseError, OSError) as error:
             self.say(str(error))
 
-    def _scores(
+    def _score(
         self,
+        configs: Sequence[Any],
         model: ModelScores | None,
-        settings: Sequence[Mapping[str, Any]],
+        device: str,
         sizes: Mapping[str, Any],
         dtypes: Sequence[str],
-    ) -> Scores | None:
-        """Score the configurations with the shipped model if the kernel looks like a matrix product, else None."""
-        as_matmul = None if model is None else match_matmul(settings, sizes, dtypes)
-        if as_matmul is None or model is None:
-            return None
-        while model.notes:  # show each note once, when the model is first used
-            warnings.warn(model.notes.pop(), stacklevel=2)
-        try:
-            return model.rank(*as_matmul)
-        except TilewiseError as error:
-            warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
-            return None
+        rank: Callable[[], ConfigRanking | None],
+    ) -> tuple[Sequence[Any], Scores | None]:
+        """Return the configurations that fit the device and their scores, which are None if nothing can rank them.
+
+        The shipped model scores a kernel that looks like a matrix product, `rank` every other. A tile that exceeds
+        shared memory or registers is not even compiled.
+        """
+        as_matmul = None if model is None else match_matmul([settings_of(config) for config in configs], sizes, dtypes)
+        if as_matmul is not None and model is not None:
+            problem, record = as_matmul[0], find_device(device)
+            pairs = list(zip(configs, as_matmul[1], strict=True))
+            if record is not None:
+                pairs = [pair for pair in pairs if not matmul_exceeds_limits(problem, pair[1], record)] or pairs
+            while model.notes:  # show each note once, when the model is first used
+                warnings.warn(model.notes.pop(), stacklevel=2)
+            try:
+                return [config for config, _ in pairs], model.rank(problem, [tile for _, tile in pairs])
+            except TilewiseError as error:
+                warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
+        ranking = rank()
+        if ranking is None or ranking.costs is None:
+            return configs, None
+        from tilewise.gpu.pinning.ranker import TOO_LARGE
+
+        costs = np.array(ranking.costs)
+        fits = costs < costs.min() + TOO_LARGE / 2
+        return list(itertools.compress(configs, fits)), Scores(UNCALIBRATED_GPU, costs[fits])
 
 
 class _Launches:

@@ -127,6 +127,8 @@ DEVICES = (
 )
 # fmt: on
 
+# Of the 255 registers of a thread, more than these spill beside addresses and operands.
+_MAX_ACCUMULATORS = 200
 # Collections that a model is shipped for, by the architecture they were measured on.
 _COLLECTIONS = {SM_90.name: "h200"}
 # The collection whose model serves all other GPUs; it ranks the products of an A100 nearly as well.
@@ -146,6 +148,11 @@ def find_device(name: str) -> Device | None:
         if words.issuperset(pattern.split())
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else None
+
+
+def exceeds_limits(device: Device, shared_bytes: float, accumulators_per_thread: float) -> bool:
+    """Tell whether a kernel needs more shared memory, or more registers for its sums, than a device has."""
+    return shared_bytes > device.shared_bytes_per_block or accumulators_per_thread > _MAX_ACCUMULATORS
 
 
 def shared_bytes_of(capability: int) -> int:

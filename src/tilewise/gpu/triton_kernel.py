@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
+from tilewise.gpu.devices import NEAREST_COLLECTION, Device, exceeds_limits, model_collection
 from tilewise.store.problem import Config, Machine, Problem, Value
 
 _LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -81,6 +81,14 @@ def match_matmul(
         "matmul", dtype=dtype, m=key_sizes["m"], n=key_sizes["n"], k=key_sizes["k"], epilogue="none", layout="nn"
     )
     return problem, configs
+
+
+def matmul_exceeds_limits(problem: Problem, config: Config, device: Device) -> bool:
+    """Tell whether a matrix product's tile needs more shared memory or registers than a device has."""
+    block_m, block_n, block_k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
+    element_bytes = 4 if problem.word("dtype") == "tf32" else 2
+    shared = (block_m + block_n) * block_k * element_bytes * max(config.size("stages") - 1, 1)
+    return exceeds_limits(device, shared, block_m * block_n / (32 * config.size("warps")))
 
 
 def _field(name: str) -> str:

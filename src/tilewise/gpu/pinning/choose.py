@@ -24,13 +24,14 @@ from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
 from tilewise.gpu.pinning import active_lock
 from tilewise.gpu.pinning.ir import lower, summarize
-from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, RankedCandidate, shipped_ranker
+from tilewise.gpu.pinning.ranker import TOO_LARGE, RankedCandidate, shipped_ranker
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,
     jit_function,
     key_values,
     match_matmul,
+    matmul_exceeds_limits,
     settings_of,
     source_digest,
     this_gpu,
@@ -152,19 +153,10 @@ def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config],
 
     Those that exceed shared memory or registers come last: the model was trained on configurations that fit.
     """
-    element_bytes = 4 if problem.word("dtype") == "tf32" else 2
-    too_large = [_is_too_large(config, element_bytes, device) for config in configs]
+    too_large = [matmul_exceeds_limits(problem, config, device) for config in configs]
     scores = model.scores(problem, configs) + TOO_LARGE * np.array(too_large)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
     return ConfigRanking(order, scores.tolist(), model_digest(), f"first of {len(configs)} by the cost model")
-
-
-def _is_too_large(config: Config, element_bytes: int, device: Device) -> bool:
-    """Tell whether a tile needs more registers per thread, or more shared memory, than the device has."""
-    block_m, block_n, block_k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
-    shared = (block_m + block_n) * block_k * element_bytes * max(config.size("stages") - 1, 1)
-    accumulators = block_m * block_n / (32 * config.size("warps"))
-    return shared > device.shared_bytes_per_block or accumulators > MAX_ACCUMULATORS
 
 
 @functools.cache

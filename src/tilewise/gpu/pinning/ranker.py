@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tilewise._safetensors import load_arrays
 from tilewise.errors import FileFormatError
-from tilewise.gpu.devices import Device
+from tilewise.gpu.devices import Device, exceeds_limits
 from tilewise.gpu.pinning.ir import WorkSummary
 
 RANKER = "ranker"  # the first word of its name in lock files
@@ -34,7 +34,6 @@ _CLOCK, _LANES = 1.7e9, 128  # per second; float32 operations per cycle and mult
 _FIXED_REGISTERS = 24  # of a thread, for addresses and loop counters
 _CHUNK_ROWS = 128  # rows that the trees read at once: some 25,000 nodes stay in the cache
 TOO_LARGE = 10.0  # added to the score: behind all others
-MAX_ACCUMULATORS = 200  # per thread, of its 255 registers; more are spilled
 _SUSTAINED_SHARE = 0.85  # of the data sheet's rates, where no measured ones exist
 
 
@@ -58,7 +57,7 @@ def shared_bytes(candidate: RankedCandidate) -> float:
 def is_too_large(candidate: RankedCandidate, device: Device) -> bool:
     """Tell whether a configuration exceeds the device's shared memory or a thread's registers."""
     live = max(candidate.work.accumulators, candidate.work.dot_results) / (32 * candidate.warps)
-    return shared_bytes(candidate) > device.shared_bytes_per_block or live > MAX_ACCUMULATORS
+    return exceeds_limits(device, shared_bytes(candidate), live)
 
 
 def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Numbers, Numbers]:
