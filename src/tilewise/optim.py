@@ -32,8 +32,8 @@ class Optimizer:
             raise ConfigurationError("an optimizer takes tensors: pass model.parameters()")
         if not self.params:
             raise ConfigurationError("an optimizer needs at least one parameter")
-        if not lr >= 0:
-            raise ConfigurationError(f"the learning rate must be at least 0, not {lr}")
+        if not isinstance(lr, int | float | np.number) or not lr >= 0:
+            raise ConfigurationError(f"the learning rate must be a number of at least 0, not {lr!r}")
         self.lr, self.steps = lr, 0
         self.state: list[dict[str, Array]] = [{} for _ in self.params]
 

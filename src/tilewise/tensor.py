@@ -74,10 +74,16 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
     except (ShapeError, DtypeError):
         raise
     except AttributeError:
-        kinds = [type(value).__name__ for value in inputs if not isinstance(value, Tensor)]
-        if not kinds:
+        others = [value for value in inputs if not isinstance(value, Tensor)]
+        if not others:
             raise
-        raise DtypeError(f"{operation.__name__} takes Tensors, not a {kinds[0]}") from None
+        if all(
+            isinstance(value, np.ndarray | list) for value in others
+        ):  # converted here, where it costs tensors nothing
+            return apply(
+                operation, *(value if isinstance(value, Tensor) else Tensor(value) for value in inputs), **params
+            )
+        raise DtypeError(f"{operation.__name__} takes Tensors, not a {type(others[0]).__name__}") from None
     except ValueError as error:
         shapes = ", ".join(str(t.shape) for t in inputs)
         raise ShapeError(f"{operation.__name__} cannot work on shapes {shapes}: {error}") from None

@@ -132,6 +132,11 @@ TinyMLPerf["mlp_sprint"]
 TinyMLPerf.event("Cnn Marathon")
 benchmark_model("mlp_sprint", timer, training=False)
 CompetitionSubmission("mlp_sprint", reference_recipe("mlp_sprint"), "owls")
+nn.functional.relu(a)
+nn.functional.softmax(a.tolist())
+nn.functional.cross_entropy(a, [0] * 24)
+quantize(gpt, prompt[None], bits=4)
+quantize(cnn, digits.x_train[:8], bits=4)
 """
 EXPLAINED = {
     "matmul_naive(a, b[:5])": "cannot be multiplied",
@@ -245,6 +250,18 @@ EXPLAINED = {
     "calibrate(cnn, 'digits')": "str is not calibration data",
     "calibrate(gpt, prompt[None])": "use quantize(model)",
     "optim.Adam(mlp, lr=1e-3)": "pass model.parameters()",
+    "optim.SGD(mlp.parameters(), lr='0.1')": "must be a number of at least 0, not '0.1'",
+    "nn.Linear('128', 64)": "in_features must be an integer, not '128'",
+    "nn.Linear(128, 64.0)": "out_features must be an integer, not 64.0",
+    "nn.Linear(-1, 64)": "must not be negative",
+    "nn.Linear(in_features=8, out_feature=4)": "did you mean 'out_features'",
+    "nn.Conv2d(3, 8, '3')": "kernel_size must be an integer or a pair of integers",
+    "nn.Conv2d(3, 8, 3, padding='full')": "padding is numbers",
+    "nn.Embedding('96', 8)": "num_embeddings must be an integer",
+    "nn.Dropout('0.5')": "p must be a number",
+    "CachedAttention('32', 4)": "embed_dim must be an integer",
+    "OptimizedBackend().dispatch(a, b)": "the name of an operation first",
+    "models.pretrained(mlp)": "no trained weights for a Sequential",
     "nn.Dropout(1.5)": "between 0 and 1",
     "save('mlp.safetensors', mlp)": "save(model, path) takes a module",
     "rank(cnn, weights)": "a trained cost model or its file, not a Sequential",

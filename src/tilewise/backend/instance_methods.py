@@ -1,11 +1,36 @@
-"""A metaclass that explains a wrong keyword of a class, and a method called on it, in one sentence."""
+"""Clear errors for wrong arguments of constructors, and for methods that are called on the class."""
 
+from collections.abc import Callable
 from functools import wraps
-from inspect import signature
 from types import FunctionType
 from typing import Any
 
-from tilewise.errors import ConfigurationError, did_you_mean
+from tilewise.errors import ConfigurationError
+
+
+class ExplainsConstructors:
+    """Base of classes whose constructors, if they are tilewise's own, explain arguments of a wrong type."""
+
+    def __init_subclass__(cls) -> None:
+        """Wrap the class's constructor."""
+        super().__init_subclass__()
+        if "__init__" in vars(cls) and cls.__module__.startswith("tilewise."):
+            cls.__init__ = _explained(cls.__init__)  # type: ignore[method-assign]
+
+
+def _explained(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a constructor, so that arguments of a wrong type raise ConfigurationError."""
+
+    @wraps(init)
+    def wrapper(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except (TypeError, ValueError, IndexError) as error:
+            from tilewise.backend.wrong_arguments import raise_explained
+
+            raise_explained(error, type(self).__name__, init, args, options)
+
+    return wrapper
 
 
 class ExplainsMethods(type):
@@ -15,16 +40,13 @@ class ExplainsMethods(type):
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        """Create an instance; for an unknown keyword, raise ConfigurationError with the most similar one."""
+        """Create an instance; for a wrong argument, raise ConfigurationError."""
         try:
             return super().__call__(*args, **options)
-        except TypeError:
-            names = list(signature(super().__getattribute__("__init__")).parameters)[1:]
-            for name in options:
-                if name not in names:
-                    advice = did_you_mean(name, names)
-                    raise ConfigurationError(f"{cls.__name__} has no argument {name!r}; {advice}") from None
-            raise
+        except TypeError as error:
+            from tilewise.backend.wrong_arguments import raise_explained
+
+            raise_explained(error, cls.__name__, super().__getattribute__("__init__"), args, options)
 
     def __getattribute__(cls, name: str) -> object:
         """Wrap a method, so that a call without an instance raises a clear error; return others as is."""

@@ -212,6 +212,10 @@ class OptimizedBackend(metaclass=ExplainsMethods):
         if entry is not None and any(tensors):
             arrays = [as_array(x) if is_tensor else x for x, is_tensor in zip(args, tensors, strict=True)]
             return self.dispatch(entry.op, *arrays, **kwargs)
+        if entry is None and not isinstance(error, TilewiseError):
+            raise ConfigurationError(
+                f"dispatch takes the name of an operation first, such as 'matmul': {error}"
+            ) from error
         if entry is None or isinstance(error, TilewiseError):
             raise error
         for number, value in enumerate(args, 1):

@@ -55,7 +55,8 @@ def pretrained(name: str) -> Module:
     >>> model = pretrained("mlp")
     """
     if name not in PRETRAINED:
-        raise ConfigurationError(f"there are no trained weights for {name!r}; choose one of {', '.join(PRETRAINED)}")
+        label = repr(name) if isinstance(name, str) else f"a {type_name(name)}"
+        raise ConfigurationError(f"there are no trained weights for {label}; choose one of {', '.join(PRETRAINED)}")
     model = PRETRAINED[name]()
     model.load_state_dict(load(Path(__file__).parent / "weights" / f"{name}.safetensors"))
     return model.eval()

@@ -40,12 +40,12 @@ def _array(value: TensorLike) -> Array:
 
 
 def relu(x: Tensor) -> Tensor:
-    return x.relu()
+    return apply(ops.Relu, x)
 
 
 def gelu(x: Tensor) -> Tensor:
     """Exact GELU, x Φ(x)."""
-    return x.gelu()
+    return apply(ops.Gelu, x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def hardsigmoid(x: Tensor) -> Tensor:
 
 
 def relu6(x: Tensor) -> Tensor:
-    return x.clip(0.0, 6.0)
+    return apply(ops.Clip, x, low=0.0, high=6.0)
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -89,19 +89,19 @@ def erf(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return x.sigmoid()
+    return apply(ops.Sigmoid, x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    return x.tanh()
+    return apply(ops.Tanh, x)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return x.softmax(axis)
+    return apply(ops.Softmax, x, axis=axis)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return x.log_softmax(axis)
+    return apply(ops.Softmax, x, axis=axis, log=True)
 
 
 def linear(

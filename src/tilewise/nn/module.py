@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._events import recorders
+from tilewise.backend.instance_methods import ExplainsConstructors
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
 from tilewise.nn.inputs import call_with_arrays, needs_conversion
 from tilewise.nn.self_planning import infer, structure
@@ -60,7 +61,7 @@ class Buffer(WatchedTensor):
     __slots__ = ()
 
 
-class Module:
+class Module(ExplainsConstructors):
     """Base class of layers and models. Set Parameters and Modules as attributes; write `forward`.
 
     Call a module with Tensors, NumPy arrays or PyTorch tensors; `forward` gets Tensors. The result is a Tensor, but in

@@ -169,7 +169,7 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, has_int8_options: b
         raise ConfigurationError("bits=4 needs batches of inputs: a Calibration has only their ranges")
     if has_int8_options:
         raise ConfigurationError("accuracy_drop and keep_float are for bits=8")
-    return quantize_four_bits(model, data, symmetric)
+    return quantize_four_bits(model, [data] if hasattr(data, "__array__") else data, symmetric)
 
 
 def _within_error(
