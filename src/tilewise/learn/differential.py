@@ -201,6 +201,8 @@ def _infer_mistake(trials: list[_Outcome], mistakes: Mistakes, rule: str, tolera
             return f"{symptom}; {rule}"
         if agrees[0] == len(wrong) > 1:
             return f"{_where(trials) or 'where it is wrong, '}{symptom}; {rule}"
+    if isinstance(wrong[0].right, int) and float(wrong[0].result) % 1:
+        return f"a whole number is asked for: round down; {rule}"
     dtype, right = (getattr(value, "dtype", None) for value in (wrong[0].result, wrong[0].right))
     if right == np.float64 and dtype is not None and (dtype.kind in "iu" or dtype == np.float16):
         return f"its dtype is {dtype}: {'16 bits are too few' if dtype == np.float16 else 'it has no fractions'}"

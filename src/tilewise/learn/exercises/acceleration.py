@@ -133,7 +133,6 @@ MISTAKES: dict[str, Mistakes] = {
         ),
     ],
     "largest_block": [
-        ("a block has a whole number of rows: round down", lambda size: (size / 12) ** 0.5),
         ("that is the first size that does not fit: round down", lambda size: math.isqrt(size // 12) + 1),
         ("the largest of all sizes is asked for, not of multiples of 8", lambda size: math.isqrt(size // 12) // 8 * 8),
         ("a float32 number takes 4 bytes, not 8, and the whole cache is filled", lambda size: math.isqrt(size // 24)),
