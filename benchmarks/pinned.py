@@ -4,14 +4,17 @@
     python -m benchmarks.pinned choices --out one.json        # chooses under `tilewise.pin()` in this process (GPU)
     python -m benchmarks.pinned report all.json one.json ...  # agreement, and the share of the best that is reached
 
-`exhaustive` compiles in parallel first. `choices` fails if anything is benchmarked.
+`exhaustive` compiles in parallel first and also writes what the machine code tells, into `all.compiled.json.xz`.
+`choices` fails if anything is benchmarked.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
+import lzma
 import math
 import multiprocessing
 import os
@@ -25,26 +28,29 @@ from typing import Any
 _WORKERS = 14  # compiling processes; two of the machine's 16 cores stay free
 
 
-def compile_case(index: int) -> int:
-    """Compile every configuration of a case, without launching; the results are in Triton's cache folder."""
+def compile_case(index: int) -> dict[tuple[str, tuple[int, ...], int], Any]:
+    """Compile a fourth of a case's configurations, into Triton's cache folder; return descriptions of their code."""
     import torch
 
     from benchmarks.pinned_kernels import CASES
+    from tilewise.gpu.pinning.machine_code import describe_compiled
 
-    case, count = CASES[index // 100], 0
-    configs = case.kernel.configs[index % 100 :: 4]
+    case, compiled = CASES[index // 100], {}
+    numbers = range(index % 100, len(case.kernel.configs), 4)
     for problem in case.problems:
         arguments, _ = case.make(problem, "meta")
         arguments = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
-        for config in configs:
+        for number in numbers:
+            config = case.kernel.configs[number]
             if config.pre_hook is not None:
                 config.pre_hook({**dict(zip(case.kernel.arg_names, arguments, strict=False)), **config.kwargs})
             try:
-                case.kernel.fn.warmup(*arguments, grid=(1,), **config.all_kwargs())
-                count += 1
+                kernel = case.kernel.fn.warmup(*arguments, grid=(1,), **config.all_kwargs())
+                kernel._init_handles()
+                compiled[case.name, tuple(problem), number] = dataclasses.astuple(describe_compiled(kernel))
             except Exception as error:  # a configuration that does not fit is part of the benchmark
                 print(f"{case.name} {config}: {type(error).__name__}", file=sys.stderr)
-    return count
+    return compiled
 
 
 def exhaustive(out: Path) -> None:
@@ -56,12 +62,15 @@ def exhaustive(out: Path) -> None:
 
     start = time.perf_counter()
     rows = json.loads(out.read_text()) if out.is_file() else []
+    code_file, compiled = out.with_suffix(".compiled.json.xz"), {}
+    code_rows = json.loads(lzma.decompress(code_file.read_bytes())) if code_file.is_file() else []
     times_exist = {row["case"] for row in rows}
     cases = [number for number, case in enumerate(CASES) if case.name not in times_exist]
     with multiprocessing.get_context("spawn").Pool(_WORKERS) as pool:
         tasks = [100 * case + part for case in cases for part in range(4)]
-        count = sum(pool.imap_unordered(compile_case, tasks))
-    print(f"{count} compilations in {time.perf_counter() - start:.0f} s", flush=True)
+        for part in pool.imap_unordered(compile_case, tasks):
+            compiled |= part
+    print(f"{len(compiled)} compilations in {time.perf_counter() - start:.0f} s", flush=True)
     for case in (CASES[number] for number in cases):
         for problem in case.problems:
             arguments, grid = case.make(problem, "cuda")
@@ -80,8 +89,11 @@ def exhaustive(out: Path) -> None:
                     except Exception as error:
                         print(f"{case.name} {config}: {type(error).__name__}: {str(error)[:80]}", file=sys.stderr)
             rows.append({"case": case.name, "problem": problem, "us": [min(t) * 1e3 if t else None for t in times]})
+            code = [compiled.get((case.name, tuple(problem), number)) for number in range(len(times))]
+            code_rows.append({"case": case.name, "problem": problem, "compiled": code})
         torch.cuda.empty_cache()
         out.write_text(json.dumps(rows))
+        code_file.write_bytes(lzma.compress(json.dumps(code_rows).encode()))
     print(f"{time.perf_counter() - start:.0f} s in all")
 
 

@@ -4,7 +4,25 @@ They follow the styles of Triton's tutorials, of Liger (norms, losses, gated act
 vLLM, but are written for this benchmark. `CASES` lists them all.
 """
 
-from benchmarks.pinned_kernels import attention, elementwise, products, rows  # each registers its cases
+from benchmarks.pinned_kernels import (  # each registers its cases
+    attention,
+    chunks,
+    elementwise,
+    gathers,
+    products,
+    quantized,
+    rows,
+)
 from benchmarks.pinned_kernels.registry import CASES, ForeignCase
 
-__all__ = ["CASES", "ForeignCase", "attention", "elementwise", "products", "rows"]
+__all__ = [
+    "CASES",
+    "ForeignCase",
+    "attention",
+    "chunks",
+    "elementwise",
+    "gathers",
+    "products",
+    "quantized",
+    "rows",
+]

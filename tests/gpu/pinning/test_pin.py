@@ -11,13 +11,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilewise
 from tilewise.errors import ConfigurationError
 from tilewise.gpu import pinning as state
 from tilewise.gpu.pinning import choose as choose_module
+from tilewise.gpu.pinning.ir import WorkSummary
 from tilewise.gpu.pinning.lock import LockFile, MissingChoiceError
+from tilewise.gpu.pinning.work_features import RankedCandidate
 from tilewise.store.store import Machine
 
 CONFIGS = [
@@ -77,7 +80,7 @@ def autotuner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", module)
     monkeypatch.setattr(choose_module, "this_gpu", lambda: (Machine("autotune", "NVIDIA H200", {}), "3", "h200"))
     monkeypatch.setattr(choose_module, "_announced", set())
-    monkeypatch.setattr(choose_module, "_compiles_within_limits", lambda *_: True)
+    monkeypatch.setattr(choose_module, "_compile", lambda *_: object())
     monkeypatch.setattr(choose_module, "describe_candidates", _no_front_end)
     yield module.Autotuner  # type: ignore[attr-defined]
     tilewise.unpin()
@@ -116,7 +119,7 @@ def test_an_unknown_kernel_keeps_its_first_configuration_that_fits_and_says_so_o
 ) -> None:
     configs = [SimpleNamespace(kwargs={"BLOCK": b}, num_warps=4, num_stages=2, pre_hook=None) for b in (4096, 64, 32)]
     monkeypatch.setattr(
-        choose_module, "_compiles_within_limits", lambda tuner, config, kwargs: config.kwargs["BLOCK"] < 1000
+        choose_module, "_compile", lambda tuner, config, kwargs: object() if config.kwargs["BLOCK"] < 1000 else None
     )
     kernel = autotuner(_Kernel(), configs, ["M"])
     with tilewise.pin(), pytest.warns(UserWarning, match="keeps its first configuration that fits") as caught:
@@ -133,7 +136,42 @@ def test_a_device_without_a_record_is_said_once(autotuner: Any, monkeypatch: pyt
 
 def test_a_configuration_that_does_not_fit_is_recognised_before_it_is_launched() -> None:
     tuner = SimpleNamespace(fn=_Kernel(), nargs={})
-    assert not choose_module._compiles_within_limits(tuner, CONFIGS[0], {"grid": (1,)})
+    assert choose_module._compile(tuner, CONFIGS[0], {"grid": (1,)}) is None
+
+
+def test_the_first_few_by_work_are_compiled_and_ranked_by_their_machine_code(
+    autotuner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [
+        SimpleNamespace(kwargs={"BLOCK": 16 * n}, num_warps=4, num_stages=2, pre_hook=None) for n in range(1, 13)
+    ]
+    candidates = [RankedCandidate(WorkSummary(), 1, 4, 2, float(n)) for n in range(12)]
+    compiled: list[int] = []
+
+    def scores(ones: Any, device: Any, works: Any = None) -> Any:
+        """Prefer large blocks without machine code, and the one with fewest registers with it."""
+        return np.array([-c.unique_bytes for c in ones] if works is None else [float(w.registers) for w in works])
+
+    def compile_one(tuner: Any, config: Any, kwargs: Any) -> Any:
+        compiled.append(config.kwargs["BLOCK"])
+        if config.kwargs["BLOCK"] == 16 * 12:
+            return None  # does not fit
+        asm = {"ptx": "", "ttgir": ""}
+        registers = 40 + abs(config.kwargs["BLOCK"] - 96)
+        return SimpleNamespace(asm=asm, n_regs=registers, n_spills=0, metadata=SimpleNamespace(shared=0))
+
+    ranker = SimpleNamespace(name="ranker 1", scores=scores)
+    monkeypatch.setattr(choose_module, "shipped_ranker", lambda: ranker)
+    monkeypatch.setattr(choose_module, "describe_candidates", lambda *_: candidates)
+    monkeypatch.setattr(choose_module, "_capability", lambda: 90)
+    monkeypatch.setattr(choose_module, "_compile", compile_one)
+    with tilewise.pin():
+        assert _launch(autotuner(_Kernel(), configs, ["M"])).kwargs["BLOCK"] == 96
+    assert compiled == [16 * n for n in range(12, 3, -1)]  # one that does not fit, then the first eight
+    # Without machine code, as the interpreter has none, the first that fits is chosen.
+    monkeypatch.setattr(choose_module, "_compile", lambda *_: object())
+    with tilewise.pin():
+        assert _launch(autotuner(_Kernel(), configs, ["M"])).kwargs["BLOCK"] == 16 * 12
 
 
 def test_a_lock_file_is_written_read_and_frozen(autotuner: Any, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 The lock file's choice comes first. Otherwise the configurations are ordered: by the cost model of matrix products, if
 the kernel's arguments are named like one's; else by the work in its intermediate representation (`ranker.py`); and in
-the kernel's own order if that cannot be read. The first that compiles and fits the device is chosen. Measurements of
-earlier runs are not consulted: they differ from machine to machine.
+the kernel's own order if that cannot be read. The first that compiles and fits the device is chosen; of a kernel that
+was ranked by its work, the first few are compiled and ranked again by their machine code. Measurements of earlier runs
+are not consulted: they differ from machine to machine.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import numpy as np
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
 from tilewise.gpu.pinning import active_lock
-from tilewise.gpu.pinning.ir import lower, summarize
-from tilewise.gpu.pinning.ranker import TOO_LARGE, RankedCandidate, shipped_ranker
+from tilewise.gpu.pinning.ir import lower, summarize, with_equal_totals
+from tilewise.gpu.pinning.machine_code import describe_compiled
+from tilewise.gpu.pinning.ranker import TOO_LARGE, shipped_ranker
+from tilewise.gpu.pinning.work_features import RankedCandidate
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,
@@ -41,7 +44,8 @@ from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
 # Errors of Triton that mean "this configuration does not fit"; any other error concerns the call itself.
 _MISFIT_ERRORS = ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError", "OutOfMemoryError")
-_MAX_SPILLS = 64  # registers that a thread spills to memory; configurations with more were 3 to 6 times slower
+MAX_SPILLS = 64  # registers that a thread spills to memory; configurations with more were 3 to 6 times slower
+MAX_COMPILED = 8  # configurations to compile for a choice; with 5 or 16 held-out kernels were as fast within 0.3 %
 _mutex = threading.RLock()  # choices are made one at a time: the model's caches are not made for threads
 _announced: set[str] = set()  # sentences that were said before
 Say = Callable[[str], None]
@@ -55,6 +59,7 @@ class ConfigRanking:
     costs: Sequence[float] | None = None
     model: str = ""
     reason: str = "the kernel's own order: no model could rank it"
+    candidates: Sequence[RankedCandidate] = ()  # if they were ranked by their work
 
 
 def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], say: Say | None = None) -> Any:
@@ -75,10 +80,7 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
         ranking = _rank(autotuner, configs, kwargs, device)
         if not ranking.model:
             _announce(f"{name} keeps its first configuration that fits: no model could rank it", say)
-        # Without any that fits, Triton raises its own error for the first.
-        index = next(
-            (i for i in ranking.order if _compiles_within_limits(autotuner, configs[i], kwargs)), ranking.order[0]
-        )
+        index = _choose_compiled(autotuner, configs, kwargs, ranking, device)
         if lock is not None:
             from tilewise.gpu.pinning.lock import LockedChoice
 
@@ -145,7 +147,8 @@ def _rank_by_work(
     candidates = describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability())
     scores = ranker.scores(candidates, device)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
-    return ConfigRanking(order, scores.tolist(), ranker.name, f"first of {len(candidates)} by the work of the kernel")
+    reason = f"first of {len(candidates)} by the work of the kernel"
+    return ConfigRanking(order, scores.tolist(), ranker.name, reason, candidates)
 
 
 def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config], device: Device) -> ConfigRanking:
@@ -188,11 +191,38 @@ def _capability() -> int:
     return int(major) * 10 + int(minor)
 
 
-def _compiles_within_limits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration compiles within the device's limits; it is not launched."""
+def _choose_compiled(
+    autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], ranking: ConfigRanking, device: str
+) -> int:
+    """Return the index of the first configuration that fits; of a few that fit, the best by their machine code.
+
+    Without any that fits, the first is returned, and Triton raises its own error for it.
+    """
+    kernels: dict[int, Any] = {}
+    for index in ranking.order:
+        kernel = _compile(autotuner, configs[index], kwargs)
+        if kernel is not None:
+            kernels[index] = kernel
+        if len(kernels) >= (MAX_COMPILED if ranking.candidates else 1):
+            break
+    indices = list(kernels)
+    if len(indices) < 2:
+        return indices[0] if indices else ranking.order[0]
+    ranker, record = shipped_ranker(), find_device(device)
+    assert ranker is not None and record is not None  # they ranked the candidates
+    try:
+        works = [describe_compiled(kernel) for kernel in kernels.values()]
+    except (AttributeError, KeyError):  # an interpreted kernel, or a cache without PTX
+        return indices[0]
+    scores = ranker.scores([ranking.candidates[index] for index in indices], record, works)
+    return indices[int(np.argmin(scores))]
+
+
+def _compile(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Compile a configuration without launching it; None if it exceeds the device's limits."""
     kernel = getattr(autotuner.fn, "fn", autotuner.fn)
     if "Interpreted" in type(kernel).__name__ or "Interpreted" in type(autotuner.fn).__name__:
-        return True  # the interpreter has no device
+        return kernel  # the interpreter has no device
     settings = {**kwargs, **config.all_kwargs()}
     try:
         # The hook sets the block shapes of TMA descriptors, which are part of the compiled kernel.
@@ -201,11 +231,9 @@ def _compiles_within_limits(autotuner: Any, config: Any, kwargs: Mapping[str, An
         compiled = autotuner.fn.run(*autotuner.nargs.values(), **{**settings, "warmup": True})
         if hasattr(compiled, "_init_handles"):
             compiled._init_handles()
-        if (getattr(compiled, "n_spills", 0) or 0) > _MAX_SPILLS:
-            return False
     except Exception as error:  # Triton raises many types; those that are not about resources reappear at the launch
-        return type(error).__name__ not in _MISFIT_ERRORS
-    return True
+        return None if type(error).__name__ in _MISFIT_ERRORS else kernel
+    return None if (getattr(compiled, "n_spills", 0) or 0) > MAX_SPILLS else compiled
 
 
 def _announce(sentence: str, say: Say | None) -> None:
@@ -233,7 +261,7 @@ def describe_candidates(
     tensors = [getattr(value, "base", value) for value in arguments.values()]
     unique_bytes = sum(float(t.numel() * t.element_size()) for t in tensors if hasattr(t, "element_size"))
     dtypes = str([str(getattr(tensor, "dtype", type(tensor).__name__)) for tensor in tensors])
-    digest, candidates = source_digest(function), []
+    digest, works, programs = source_digest(function), [], []
     for config in configs:
         if config.pre_hook is not None:  # sets the block shapes of TMA descriptors
             config.pre_hook({**arguments, **config.all_kwargs()})
@@ -255,7 +283,9 @@ def describe_candidates(
         values = {name: int(v) for name, v in {**arguments, **settings}.items() if isinstance(v, bool | int)}
         launch = grid({**arguments, **settings}) if callable(grid) else grid
         launch = (*(int(n) for n in launch), 1, 1)[:3]
-        work = summarize(_texts[lowered], values, [size // 2 for size in launch])
-        warps, stages = int(config.num_warps), int(config.num_stages)
-        candidates.append(RankedCandidate(work, math.prod(launch), warps, stages, unique_bytes))
-    return candidates
+        works.append(summarize(_texts[lowered], values, launch))
+        programs.append(math.prod(launch))
+    return [
+        RankedCandidate(work, count, int(config.num_warps), int(config.num_stages), unique_bytes)
+        for work, count, config in zip(with_equal_totals(works, programs), programs, configs, strict=True)
+    ]

@@ -12,7 +12,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(!tt\.ptr<[^>]*>|[a-z0-9A-Z]+)")
@@ -36,6 +36,12 @@ _SCALAR: dict[str, Callable[[int, int], float]] = {
     "arith.minui": min,
     "arith.maxui": max,
 }
+# What scalar operations return of the grid's sizes; programs are numbered by that in the middle.
+_GRID_VALUES: dict[str, Callable[[int], int]] = {
+    "tt.get_program_id": lambda size: size // 2,
+    "tt.get_num_programs": lambda size: size,
+}
+_LOOPS_WITHOUT_COUNT = ("scf.while",)
 _CASTS = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
 
 
@@ -65,8 +71,29 @@ class WorkSummary:
     dot_bits: float = 0.0
     loop_stages: float = 0.0  # pipeline stages that a loop asks for itself
     atomics: float = 0.0
+    wgmma_flops: float = 0.0  # of products with 64 rows or more, which a warp group of Hopper can compute
     uses_tma: bool = False
+    has_unknown_trips: bool = False  # of a loop whose bounds depend on loaded data
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # of loads and stores
+
+
+_PER_TRIP = ("loaded_bytes", "stored_bytes", "dot_flops", "wgmma_flops", "elementwise", "special", "reduced",
+             "reductions", "trips", "chained_loads", "atomics")  # fmt: skip
+
+
+def with_equal_totals(works: Sequence[WorkSummary], programs: Sequence[int]) -> list[WorkSummary]:
+    """Scale the work of configurations whose trip counts depend on data: in total, all do the same products or loads.
+
+    Without that, a larger tile would appear to do more work.
+    """
+    if not any(work.has_unknown_trips for work in works):
+        return list(works)
+    amounts = [(w.dot_flops or w.loaded_bytes) * count for w, count in zip(works, programs, strict=True)]
+    factors = [max(amounts) / amount if amount else 1.0 for amount in amounts]
+    return [
+        replace(work, **{name: getattr(work, name) * factor for name in _PER_TRIP})
+        for work, factor in zip(works, factors, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -78,10 +105,10 @@ class _Tensor:
     bits: int
 
 
-def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = (0, 0, 0)) -> WorkSummary:
-    """Count the work that one program does according to TTIR text (Triton's intermediate representation).
+def summarize(text: str, arguments: Mapping[str, int], grid: Sequence[int] = (1, 1, 1)) -> WorkSummary:
+    """Count the work of the program in the middle of the grid, from TTIR text (Triton's intermediate representation).
 
-    `arguments` are the call's integer arguments by name, `program` the program's position in the grid.
+    `arguments` are the call's integer arguments by name.
     """
     if len(text) > _MAX_TEXT:
         raise ValueError("the kernel is too long")
@@ -101,21 +128,19 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
         if line.startswith("}"):
             stages = re.search(r"tt\.num_stages = (\d+)", line)
             summary.loop_stages = max(summary.loop_stages, float(stages[1]) if stages else 0.0)
-            if len(stack) > 1:
-                stack.pop()
-            if line.endswith("{") and "else" in line:
-                stack.append(stack[-1])
+            closed = stack.pop() if len(stack) > 1 else stack[0]
+            if line.endswith("{"):  # "} else {" of a branch, "} do {" of a while loop
+                stack.append(closed)
             continue
         match = _RESULT.match(line)
         name, body = (match[1], match[2]) if match else ("", line)
         loop = _LOOP.search(body)
         if loop is not None:
             first, last, step = (values.get(loop[i], _constant_value(loop[i])) for i in (2, 3, 4))
-            trips = (
-                _UNKNOWN_TRIPS
-                if first is None or last is None or not step
-                else max(0.0, math.ceil((last - first) / step))
-            )
+            if first is None or last is None or not step:
+                trips, summary.has_unknown_trips = float(_UNKNOWN_TRIPS), True
+            else:
+                trips = max(0.0, math.ceil((last - first) / step))
             values[loop[1]] = first or 0
             stack.append((stack[-1][0] * trips, True))
             carried = body.rpartition("->")[2] if "iter_args" in body else ""
@@ -126,8 +151,12 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
             continue
         operation = _OPERATION.match(body)
         kind = operation[1] if operation else ""
+        if kind in _LOOPS_WITHOUT_COUNT:
+            stack.append((stack[-1][0] * _UNKNOWN_TRIPS, True))
+            summary.has_unknown_trips = True
+            continue
         _count(summary, kind, body, stack[-1][0], stack[-1][1])
-        _evaluate(values, name, kind, body, program)
+        _evaluate(values, name, kind, body, grid)
         if body.endswith(("{", "({")):
             stack.append((stack[-1][0] * (0.0 if kind in ("tt.reduce", "tt.scan") else 1.0), stack[-1][1]))
     return summary
@@ -172,6 +201,7 @@ def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bo
         left, right, result = types[0], types[1], types[-1]
         m, n, k = result.shape[-2], result.shape[-1], left.shape[-1]
         summary.dot_flops += 2.0 * math.prod(result.shape) * k * trips
+        summary.wgmma_flops += 2.0 * math.prod(result.shape) * k * trips if m >= 64 else 0.0
         summary.dot_results += result.elements
         if re.match(r"\S+ %\w+, %\w+, %cst", body):
             summary.fresh_dot_results += result.elements
@@ -199,7 +229,7 @@ def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bo
         summary.largest_tensor = max(summary.largest_tensor, float(tensor.elements))
 
 
-def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program: Sequence[int]) -> None:
+def _evaluate(values: dict[str, float], name: str, kind: str, body: str, grid: Sequence[int]) -> None:
     """Evaluate a scalar TTIR operation and store its integer result as `values[name]`, if its operands are known."""
     if not name or "tensor<" in body:
         return
@@ -209,8 +239,8 @@ def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program
         match = re.match(r"arith\.constant (-?\d+) : i", body)
         if match:
             values[name] = float(match[1])
-    elif kind == "tt.get_program_id":
-        values[name] = float(program["xyz".index(body.split()[1])])
+    elif kind in _GRID_VALUES:
+        values[name] = float(_GRID_VALUES[kind](grid["xyz".index(body.split()[1])]))
     elif kind in _CASTS and operand_values and operand_values[0] is not None:
         values[name] = operand_values[0]
     elif kind in _SCALAR and len(operand_values) == 2 and None not in operand_values:
