@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.gpu.families.family import Launch
 from tilewise.gpu.products import call
 from tilewise.gpu.products.dispatch import PreparedLaunch, ProductChoice, ProductDispatcher
@@ -40,6 +40,12 @@ class _Dispatcher:
     def choose(self, problem: Problem, measure: bool | str) -> ProductChoice:
         self.problems.append(problem)
         return ProductChoice(ProductFamily().configs(problem)[1], bool(measure), 2.0)
+
+    def choose_invariant(self, problem: Problem) -> Any:
+        if problem.size("n") == 1:
+            raise LookupError("no kernel can run the product")
+        self.problems.append(problem)
+        return ProductFamily().configs(problem)[1]
 
     def prepare(self, problem: Problem, operands: Any, config: Any) -> None:
         return None
@@ -88,6 +94,25 @@ def test_misaligned_operands_go_to_pytorch(dispatcher: _Dispatcher) -> None:
     call.matmul(aligned, b.T)
     runs = dispatcher.runs
     assert torch.equal(call.matmul(misaligned, b.T), misaligned @ b.T) and dispatcher.runs == runs
+
+
+def test_a_batch_invariant_product_runs_on_a_kernel_or_is_refused(dispatcher: _Dispatcher) -> None:
+    a, b, bias, _ = _matrices()
+    for _ in range(2):
+        assert torch.equal(call.linear(a, b, bias, batch_invariant=True), torch.addmm(bias, a, b.T))
+    assert len(dispatcher.problems) == 1 and dispatcher.runs == 2
+    # Misaligned operands are copied, so that the kernel can run.
+    misaligned = torch.randn(16 * 64 + 1).bfloat16()[1:].view(16, 64)
+    assert torch.equal(call.linear(misaligned, b, batch_invariant=True), misaligned @ b.T)
+    assert dispatcher.runs == 3
+    with pytest.raises(UnavailableError, match="bf16 or fp16"):
+        call.matmul(a.double(), b.T.double(), batch_invariant=True)
+    with pytest.raises(UnavailableError, match="no kernel can run"):
+        call.matmul(a, b.T[:, :1].contiguous(), batch_invariant=True)
+    with pytest.raises(ConfigurationError, match="without measuring"):
+        call.matmul(a, b.T, measure=True, batch_invariant=True)
+    a.requires_grad_()
+    assert torch.equal(call.matmul(a, b.T, batch_invariant=True), a @ b.T) and dispatcher.runs == 4
 
 
 def test_a_kernel_that_cannot_be_launched_is_replaced_by_cublas(dispatcher: _Dispatcher) -> None:

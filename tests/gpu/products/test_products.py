@@ -82,6 +82,14 @@ def test_without_tma_a_kernel_must_be_further_ahead() -> None:
     assert supports_tma(even) and not supports_tma(odd) and required_gain(False, 0.08) > required_gain(True, 0.08)
 
 
+def test_batch_invariant_kernels_do_not_split_k() -> None:
+    for problem in _problems(12):
+        if problem.word("dtype") != "tf32":
+            configs, prediction = rank_kernels(_model(), problem, SHARED, 4, whole_k=True)
+            assert configs and np.isfinite(prediction.seconds).all()
+            assert all(workspace_sizes(problem, config) == (0, 0) for config in configs)
+
+
 def test_kernels_are_ranked_by_predicted_time() -> None:
     problem = _problems(1)[0]
     configs, prediction = rank_kernels(_model(), problem, SHARED, 12)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.gpu import pinning
 from tilewise.gpu.devices import model_collection
 from tilewise.gpu.families.family import Operands
@@ -42,7 +42,7 @@ _records: dict[Any, CallRecord] = {}
 
 def matmul(
     a: Any, b: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None,
-    measure: bool | str = False,
+    measure: bool | str = False, batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
     """Compute activation(a @ b + bias) or a @ b + residual for two bf16 or fp16 matrices on the GPU.
 
@@ -50,9 +50,14 @@ def matmul(
     measured. The first call of a shape takes the configuration that is predicted to be fastest; `measure=True` first
     times the most promising ones, `measure="background"` does so while the program goes on. An activation ("relu" or
     "gelu") needs a bias. All tensors may require gradients; inside `torch.compile` nothing is measured.
+
+    With `batch_invariant`, the bits of a row of the result do not depend on the number of rows of `a`: the product of
+    bf16 or fp16 matrices runs on a kernel that does not split k, and nothing is measured.
     """
     import torch
 
+    if batch_invariant and measure:
+        raise ConfigurationError("A batch-invariant product is chosen without measuring; leave measure out.")
     is_compiling = torch.compiler.is_compiling()
     tensors = (a, b, bias, residual)
     if is_compiling or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
@@ -61,42 +66,51 @@ def matmul(
 
         if measure and not is_compiling:
             with torch.no_grad():  # the measurement makes the record that the operator then uses
-                _record(a, b, bias, residual, activation, measure)
-        return product(a, b, bias, residual, activation)
-    return run_product(a, b, bias, residual, activation, measure)
+                _record(a, b, bias, residual, activation, measure=measure)
+        return product(a, b, bias, residual, activation, batch_invariant)
+    return run_product(a, b, bias, residual, activation, measure=measure, batch_invariant=batch_invariant)
 
 
-def linear(x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, measure: bool | str = False) -> Any:
-    """Compute activation(x @ weight.T + bias), as `torch.nn.functional.linear`; x may have any number of dimensions."""
+def linear(
+    x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, measure: bool | str = False,
+    batch_invariant: bool = False,
+) -> Any:  # fmt: skip
+    """Compute activation(x @ weight.T + bias), as `torch.nn.functional.linear`; x may have any number of dimensions.
+
+    The options are those of `matmul`.
+    """
     if x.dim() == 2:
-        return matmul(x, weight.T, bias, activation=activation, measure=measure)
+        return matmul(x, weight.T, bias, activation=activation, measure=measure, batch_invariant=batch_invariant)
     rows = x.reshape(-1, x.shape[-1])  # (rows, in)
-    out = matmul(rows, weight.T, bias, activation=activation, measure=measure)
+    out = matmul(rows, weight.T, bias, activation=activation, measure=measure, batch_invariant=batch_invariant)
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
 def run_product(
-    a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str = False
+    a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str = False,
+    batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
     """Compute activation(a @ b + bias) or a @ b + residual, without autograd."""
-    return _record(a, b, bias, residual, activation, measure).run(a, b, bias, residual)
+    record = _record(a, b, bias, residual, activation, measure=measure, batch_invariant=batch_invariant)
+    return record.run(a, b, bias, residual)
 
 
 def _record(
-    a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str
+    a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str, batch_invariant: bool = False
 ) -> CallRecord:  # fmt: skip
     """Return the cached `CallRecord` of these shapes; a new one for new shapes, or to measure."""
     key = (
         a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), activation, pinning.generation(),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype),
         None if residual is None else (residual.shape, residual.stride(), residual.dtype),
-        a.element_size() == 4 and _allows_tf32(),
+        a.element_size() == 4 and _allows_tf32(), batch_invariant,
     )  # fmt: skip
     record = _records.get(key)
     if record is None or (measure and not record.is_final):
         if len(_records) >= _MAX_RECORDS:
             _records.clear()
-        record = _make_record(a, b, bias, residual, activation, measure)
+        make = _make_invariant_record if batch_invariant else _make_record
+        record = make(a, b, bias, residual, activation, measure)
         if measure != "background":  # the measurement that is under way will make another record
             _records[key] = record
     return record
@@ -134,10 +148,33 @@ def _make_record(
     return CallRecord(kernel, choice.is_measured)
 
 
+def _make_invariant_record(
+    a: Any, b: Any, bias: Any, residual: Any, activation: str | None, measure: bool | str
+) -> CallRecord:  # fmt: skip
+    """Prepare the launch of a kernel that does not split k; UnavailableError where there is none."""
+    epilogue = _epilogue(bias, activation, residual, measure)
+    dispatcher, problem = _dispatcher(), problem_of(a, b, bias, residual, epilogue)
+    if dispatcher is None or problem is None or problem.word("dtype") == "tf32" or not _is_on_gpu(a):
+        raise UnavailableError("A batch-invariant product needs dense bf16 or fp16 matrices on a GPU with a model.")
+    try:
+        config = dispatcher.choose_invariant(problem)
+    except LookupError as error:
+        raise UnavailableError(f"There is no batch-invariant product of these matrices: {error}.") from error
+    return CallRecord(_kernel_product(dispatcher, problem, config, (a, b, bias, residual), realign=True), True)
+
+
 def _kernel_product(
-    dispatcher: ProductDispatcher, problem: Problem, config: Config, example: tuple[Any, Any, Any, Any]
+    dispatcher: ProductDispatcher,
+    problem: Problem,
+    config: Config,
+    example: tuple[Any, Any, Any, Any],
+    *,
+    realign: bool = False,
 ) -> Product:
-    """Return a function that launches a kernel on operands of the same shapes and strides as `example`."""
+    """Return a function that launches a kernel on operands of the same shapes and strides as `example`.
+
+    Misaligned operands are multiplied by PyTorch, or copied to aligned memory with `realign`.
+    """
     import torch
 
     in_torch = _torch_product(None if "_" not in (epilogue := problem.word("epilogue")) else epilogue.split("_")[1])
@@ -148,12 +185,12 @@ def _kernel_product(
     raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def run(a: Any, b: Any, bias: Any, residual: Any) -> Any:
-        """Launch the kernel on the current stream and return the result; misaligned operands use PyTorch."""
+        """Launch the kernel on the current stream and return the result."""
         left, right = a.data_ptr(), b.data_ptr()
         bias_address = 0 if bias is None else bias.data_ptr()
         residual_address = 0 if residual is None else residual.data_ptr()
         if (left | right | bias_address | residual_address) & 15:  # binaries are compiled for aligned pointers
-            return in_torch(a, b, bias, residual)
+            return run(*map(_aligned, (a, b, bias, residual))) if realign else in_torch(a, b, bias, residual)
         out = a.new_empty((m, n))
         if prepared is None:
             dispatcher.run(problem, _operands(problem, a, b, bias, residual, out), config)
@@ -165,6 +202,11 @@ def _kernel_product(
         return out
 
     return run
+
+
+def _aligned(tensor: Any) -> Any:
+    """Return a copy of a tensor with the same strides, in memory of its own, which PyTorch aligns."""
+    return None if tensor is None else tensor.clone()
 
 
 def _operands(problem: Problem, a: Any, b: Any, bias: Any, residual: Any, out: Any) -> Operands:

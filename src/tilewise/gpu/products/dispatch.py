@@ -85,11 +85,12 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
 
 
 def rank_kernels(
-    model: RuntimeModel, problem: Problem, shared_bytes: int, count: int
+    model: RuntimeModel, problem: Problem, shared_bytes: int, count: int, *, whole_k: bool = False
 ) -> tuple[list[Config], Prediction]:
     """Return the `count` configurations with the shortest predicted runtimes, fastest first, and the predictions.
 
-    Configurations that cannot run, such as those that need more than `shared_bytes` of shared memory, are left out.
+    Configurations that cannot run, such as those that need more than `shared_bytes` of shared memory, are left out; so
+    are, with `whole_k`, those that split the sum over k.
     """
     configs = ProductFamily().configs(problem)
     # tf32 is predicted as the 16-bit product that moves as many bytes.
@@ -100,7 +101,10 @@ def rank_kernels(
         of = columns(configs[1:])
         _column_cache.append((configs, of))
     of = {**of, "block_k": k_factor * of["block_k"]}
-    fitting = np.flatnonzero(fits(problem_16_bit, of, shared_bytes, MAX_PARTIAL_SUMS))
+    can_run = fits(problem_16_bit, of, shared_bytes, MAX_PARTIAL_SUMS)
+    if whole_k:
+        can_run &= (of["split_k"] == 1) & (of["stream_k"] == 0)
+    fitting = np.flatnonzero(can_run)
     prediction = model.predict_kernels(problem_16_bit, {name: column[fitting] for name, column in of.items()})
     first = np.argsort(prediction.seconds, kind="stable")[:count]
     ranking = [configs[1 + int(fitting[i])] for i in first]  # configs[0] is cuBLAS
@@ -145,6 +149,18 @@ class ProductDispatcher:
             else:
                 choice = self.measure(problem)
         return choice
+
+    def choose_invariant(self, problem: Problem) -> Config:
+        """Choose a kernel whose rows have the same bits for every number of rows: one that does not split k.
+
+        On an H200 all such kernels gave equal bits, whatever their tile; so did cuBLASLt without split-K. LookupError
+        if none can run.
+        """
+        configs, _ = rank_kernels(self.model, problem, self.shared_bytes, KERNELS_TO_MEASURE, whole_k=True)
+        for config in configs:
+            if self._kernel(problem, config) is not False:
+                return config
+        raise LookupError("no kernel can run the product")
 
     def _predict(self, problem: Problem) -> ProductChoice:
         choice = choose_unmeasured(self.model, problem, self.shared_bytes)
