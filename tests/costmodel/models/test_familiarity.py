@@ -20,7 +20,6 @@ from tilewise.costmodel.data.schema import OPCODE_NUMBER
 from tilewise.costmodel.models.blend import Blend, Familiarity, blend
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.ranking import rank
-from tilewise.costmodel.training import auto
 from tilewise.costmodel.training.auto import train_winners
 
 
@@ -79,17 +78,6 @@ def test_rankings_are_fused_and_scores_keep_the_scale_of_the_network(data: Datas
     np.testing.assert_allclose(np.sort(fused.score(kernel)), np.sort(total), rtol=1e-5, atol=1e-6)
     rows = np.array([3, 1])
     np.testing.assert_array_equal(fused.score(kernel, rows), fused.score(kernel)[rows])
-
-
-def test_left_out_families_tell_what_to_expect_of_unfamiliar_kernels(
-    data: Dataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left_out = auto._left_out_kernels(list(data.train))
-    assert 5 <= len(left_out) < 0.5 * len(data.train)
-    trial = auto._test_on_unfamiliar(list(data.train), data.schema, ["TileRanker", "GBDT"], 0, 4.0)
-    assert trial["left_out"]["kernels"] == len(left_out)
-    assert trial["left_out"]["model"] < trial["left_out"]["random"]
-    assert "left-out families" in capsys.readouterr().err
 
 
 def test_trees_stop_at_the_time_limit(data: Dataset) -> None:
