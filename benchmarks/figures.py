@@ -397,6 +397,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
     "unseen": ranker_tables.unseen,
+    "reliability": ranker_tables.reliability,
     "tile peers": ranker_tables.tile_peers,
     "train devices": ranker_tables.train_devices,
     "tile sample": ranker_tables.tile_sample,

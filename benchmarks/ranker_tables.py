@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import numpy as np
 
 from benchmarks.results_files import read_any, table
 
 NOT_MEASURED = "not measured yet"
-_KEYS = ("top1", "top5", "geometric1", "geometric5")
 
 
 def foreign() -> str:
-    """`--model auto` compared with its peers on collections of other shapes; the best of each column is not marked."""
-    content = read_any("foreign")
-    if not content:
-        return f"{NOT_MEASURED}: `python -m benchmarks.foreign` writes it."
+    """Top-5 errors of ranking models on collections of other shapes: `python -m benchmarks.tile_peers`."""
+    collections = {name: entry for name, entry in _peer_collections().items() if name != "synthetic"}
+    if not collections:
+        return f"{NOT_MEASURED}: `python -m benchmarks.tile_peers` writes it."
+    peers = list(dict.fromkeys(peer for entry in collections.values() for peer in entry["peers"]))
     cells = []
-    for name, entry in content.items():
-        choices = ", ".join(dict.fromkeys(run["auto"]["chosen"] for run in entry["runs"]))
-        for model, row in entry["mean"].items():
-            label = f"auto ({choices})" if model == "auto" else model
-            errors = (f"{row[key]:.2f} %" if not math.isnan(row.get(key, math.nan)) else "" for key in _KEYS)
-            cells.append((f"`{name}`", label, *errors, str(len(entry["runs"]))))
-    headings = ("collection", "model", "top-1 error", "top-5", "top-1, geometric", "top-5, geometric", "seeds")
-    return table(headings, cells)
+    for name, entry in collections.items():
+        rows = [entry["peers"].get(peer) for peer in peers]
+        cells.append(
+            (f"`{name}`", *(_peer_cell(row) if row else "" for row in rows), f"{entry['chance']['top5']:.2f} %")
+        )
+    return table(("collection", *peers, "five random picks"), cells)
+
+
+def _peer_cell(row: dict[str, Any]) -> str:
+    """Format a model's top-5 error: its interval over seeds, or its paired difference from TileRanker's."""
+    if "above_ours" in row:
+        return "{:.2f} % ({:+.2f} ± {:.2f})".format(row["top5"][0], *row["above_ours"])
+    return _with_interval(*row["top5"], seeds=row["seeds"])
+
+
+def _peer_collections() -> dict[str, Any]:
+    collections: dict[str, Any] = (read_any("tile_peers") or {}).get("collections", {})
+    return collections
 
 
 def unseen() -> str:
@@ -46,11 +56,34 @@ def unseen() -> str:
     return table(headings, cells)
 
 
+def reliability() -> str:
+    """Confidences of `--model auto` on new kernels, and how often they are right: `python -m benchmarks.unseen`."""
+    every = [run for runs in (read_any("unseen") or {"runs": {}})["runs"].values() for run in runs]
+    if not any("confidences" in run for run in every):
+        return f"{NOT_MEASURED}: `python -m benchmarks.unseen` writes it."
+    cells = []
+    for part in ("seen", "absent"):
+        entries = [entry for run in every for entry in run.get("confidences", {}).get(part, [])]
+        said = np.array([entry for entry in entries if entry is not None], float).reshape(-1, 2, 2)
+        cells.append((part, "none", str(len(entries) - len(said)), *[""] * 5))
+        for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+            high = 1.01 if low == 0.8 else low + 0.2
+            groups = [c[(c[:, 0] >= low) & (c[:, 0] < high)] for c in (said[:, 0], said[:, 1])]
+            if not any(map(len, groups)):
+                continue
+            means = [[f"{mean:.0%}" for mean in group.mean(axis=0)] if len(group) else ["", ""] for group in groups]
+            figures = [cell for group, mean in zip(groups, means, strict=True) for cell in (str(len(group)), *mean)]
+            cells.append((part, f"{low:.0%} to {low + 0.2:.0%}", *figures))
+    facts = ("kernels", "said", "right")
+    choices = [f"{choices}: {fact}" for choices in ("first choice", "first five") for fact in facts]
+    return table(("families", "confidence", *choices), cells)
+
+
 def tile_peers() -> str:
-    """Published ranking models on synthetic TPU kernels: `python -m benchmarks.tile_peers`."""
-    results = read_any("tile_peers") or {}
-    if "peers" not in results:
-        return f"{NOT_MEASURED}: `python -m benchmarks.tile_peers` writes it."
+    """Published ranking models on synthetic TPU kernels: `python -m benchmarks.tile_peers synthetic`."""
+    results = _peer_collections().get("synthetic")
+    if results is None:
+        return f"{NOT_MEASURED}: `python -m benchmarks.tile_peers synthetic` writes it."
     cells = []
     for name, row in results["peers"].items():
         errors = (_with_interval(*row[key], seeds=row["seeds"]) for key in ("top1", "top5"))

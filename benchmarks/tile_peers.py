@@ -1,15 +1,16 @@
-"""Published ranking models as peers of TileRanker on synthetic TPU kernels, at equal seconds of training.
+"""Published ranking models as peers of TileRanker, at equal seconds of training, on kernels of many kinds.
 
-    python -m benchmarks.tile_peers --kernels 5000 --seconds 120 --workers 2      # all peers, three seeds
-    python -m benchmarks.tile_peers --peers TileRanker auto --seeds 1             # some; the others are kept
-    python -m benchmarks.tile_peers --sample op_tuning_data.pb --seeds 5          # real kernels, one left out at a time
+    python -m benchmarks.tile_peers synthetic --seconds 120 --workers 2     # synthetic TPU kernels, all peers
+    python -m benchmarks.tile_peers --first 60                              # all other collections of `foreign`
+    python -m benchmarks.tile_peers imported/a100 --peers TileRanker auto   # a folder, such as `tiles import` writes
+    python -m benchmarks.tile_peers --sample op_tuning_data.pb --seeds 5    # real kernels, one left out at a time
 
 GATv2 with ListMLE (Brody et al. 2022, Xia et al. 2008), a graph that is encoded once with attention across configs
 (TGraph, Xu et al. 2024), LightGBM's LambdaRank on the raw columns and sizes, and EarlyJoinSAGE of the course. Every run
 has one thread and the same processor seconds, so that other work on the machine does not decide; `auto` divides them
-among its candidates. Checkpoints are chosen by the scored metric for all. Test kernels are of programs that nothing was
-trained on. Intervals of a mean are Student's t over seeds; those of the difference from TileRanker are paired over the
-test programs.
+among its candidates. Checkpoints are chosen by the scored metric for all. Every run is a file of the folder `--runs`;
+one that is there is not repeated. Intervals of a mean are Student's t over seeds; those of the difference from
+TileRanker are paired over the programs of the synthetic test kernels, over the test kernels of other collections.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ import argparse
 import contextlib
 import io
 import json
-import multiprocessing
 import tempfile
 import time
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.foreign import plain_rows
+from benchmarks.foreign import COLLECTIONS, folder
 from benchmarks.harness import today
 from benchmarks.ranking import summary
-from course.synthetic_tiles import synthetic_dataset
 from tilewise._atomic import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.tpu_tiles import estimate_runtime
+from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.costmodel.hlo.tuning_data import read_tuning_data
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.torch.ragged import KernelBatch
@@ -48,6 +51,7 @@ RESULTS = Path(__file__).parent / "results" / "tile_peers.json"
 OURS = "TileRanker"
 _ENDLESS = {"epochs": 100_000, "early_stop": 100_000}
 _LISTWISE = {"configs": 60, "clip_norm": 1.0, "schedule": "cosine", "select": "top", "eval_every": 3} | _ENDLESS
+ESTIMATE = "closed-form estimate, untrained"  # of TPU kernels
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     OURS: ("TileRanker", {}),
     "auto": ("auto", {}),
@@ -56,7 +60,7 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "GATv2 + ListMLE": ("benchmarks.tile_peers:GatV2", {"losses": "ListMLELoss:1"} | _LISTWISE),
     "cross-config attention": ("benchmarks.tile_peers:CrossConfig", {"losses": "FastestFirst:1"} | _LISTWISE),
     "EarlyJoinSAGE": ("EarlyJoinSAGE", {"select": "top", "eval_every": 3} | _ENDLESS),
-    "closed-form estimate, untrained": ("estimate", {}),
+    ESTIMATE: ("estimate", {}),
 }
 SAMPLE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "TileRanker": ("TileRanker", {}),
@@ -121,6 +125,12 @@ class CrossConfig(GatV2):
         return scores
 
 
+def plain_rows(kernel: Kernel) -> npt.NDArray[np.float64]:
+    """Return the raw columns of every configuration with the kernel's sizes, (C, columns + sizes)."""
+    sizes = np.broadcast_to(kernel_sizes(kernel), (kernel.n_configs, len(kernel_sizes(kernel))))
+    return np.hstack([kernel.config_feat.astype(np.float64), sizes])
+
+
 def plain_lambdarank(data: Dataset, seed: int, seconds: float) -> Any:
     """LightGBM's LambdaRank on the raw columns and the kernel's sizes; trees that are finished in time are used."""
     from tilewise.costmodel.models.gbdt import fit_trees
@@ -149,22 +159,38 @@ def scorer(data: Dataset, peer: str, seed: int, seconds: float) -> Any:
     return train(data, model, seed=seed, progress=False, device="cpu", max_seconds=seconds, **threads, **settings).score
 
 
-_DATA: list[Dataset] = []  # set before the workers fork, so that they share the kernels
-
-
-def run_once(peer: str, seed: int, seconds: float) -> dict[str, Any]:
-    """Train one peer with one seed; returns its mean errors in per cent and the top-5 errors of every test kernel."""
-    torch.set_num_threads(1)
-    data, started, used = _DATA[0], time.perf_counter(), time.process_time()
+def run_once(data: Dataset, peer: str, seed: int, seconds: float) -> dict[str, Any]:
+    """Train one peer with one seed; returns its mean errors in per cent and the errors of every test kernel."""
+    started, used = time.perf_counter(), time.process_time()
     # Limits are checked against these two clocks; with one thread processor seconds are those of an idle machine.
     with mock.patch.object(time, "perf_counter", time.process_time), mock.patch("time.monotonic", time.process_time):
         score = scorer(data, peer, seed, seconds)
     times = {"seconds": time.perf_counter() - started, "processor_seconds": time.process_time() - used}
-    scores = [(kernel.target, score(kernel)) for kernel in data.test]
-    each = {k: [100 * top_k_error(t, s, k) for t, s in scores] for k in (1, 5)}
-    print(f"{peer} seed {seed}: top-1 {np.mean(each[1]):.3f} top-5 {np.mean(each[5]):.3f} {times}", flush=True)
-    means = {f"top{k}": float(np.mean(values)) for k, values in each.items()}
-    return means | times | {"each": [round(value, 4) for value in each[5]]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of unfamiliar kernels
+        scores = [(kernel.target, score(kernel)) for kernel in data.test]
+    each = {f"top{k}": [round(100 * top_k_error(t, s, k), 4) for t, s in scores] for k in (1, 5)}
+    return {name: float(np.mean(values)) for name, values in each.items()} | times | {"each": each}
+
+
+def run_collection(name: str, seed: int, peers: list[str], seconds: float, folder_of_runs: Path) -> None:
+    """Train the peers that have no file yet on one drawing of a collection."""
+    paths = {peer: folder_of_runs / f"{Path(name).name}.{seed}.{peer.replace(' ', '_')}.json" for peer in peers}
+    missing = [p for p in peers if not paths[p].is_file() and (name == "synthetic" or p != ESTIMATE)]
+    if not missing:
+        return
+    torch.set_num_threads(1)
+    data = COLLECTIONS[name](seed) if name in COLLECTIONS else folder(Path(name), seed)
+    setting = {
+        "collection": Path(name).name, "seed": seed, "limit": seconds, "date": today(),
+        "kernels": {split: len(data.split(split)) for split in ("train", "valid", "test")},
+        "chance": {key: 100 * float(v.mean()) for key, v in random_errors(data.test, (1, 5)).items()},
+        "programs": [kernel.program if name == "synthetic" else kernel.name for kernel in data.test],
+    }  # fmt: skip
+    for peer in missing:
+        run = run_once(data, peer, seed, seconds)
+        write_atomic(paths[peer], json.dumps(setting | {"peer": peer} | run))
+        print(name, seed, peer, {key: round(run[key], 3) for key in ("top1", "top5", "processor_seconds")}, flush=True)
 
 
 def leave_one_out(path: Path, variant: str, seed: int) -> dict[str, float]:
@@ -193,64 +219,69 @@ def run_sample(path: Path, seeds: int, out: Path) -> None:
     write_atomic(out, json.dumps(record, indent=1) + "\n")
 
 
-def tabulate(runs: dict[str, dict[str, Any]], programs: list[str]) -> dict[str, Any]:
-    """Summarize the runs of each peer, with the paired difference of its top-5 error from TileRanker's."""
-    names = sorted(set(programs))
-    group = np.array([names.index(program) for program in programs])
-    table = {}
-    for peer, by_seed in runs.items():
+def tabulate(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the runs on one collection, with the paired difference of each top-5 error from TileRanker's."""
+    by_peer: dict[str, dict[int, dict[str, Any]]] = {peer: {} for peer in PEERS}
+    for run in runs:
+        by_peer[run["peer"]][run["seed"]] = run
+    table, ours = {}, by_peer[OURS]
+    for peer, by_seed in by_peer.items():
+        if not by_seed:
+            continue
         table[peer] = summary(list(by_seed.values())) | {"seeds": len(by_seed)}
-        shared = sorted(set(by_seed) & set(runs.get(OURS, {})))
-        if peer != OURS and shared:
-            gaps = np.mean([np.subtract(by_seed[s]["each"], runs[OURS][s]["each"]) for s in shared], axis=0)
-            means = np.bincount(group, gaps) / np.bincount(group)
+        gaps: dict[str, list[float]] = {}
+        for seed in by_seed.keys() & ours.keys() if peer != OURS else ():
+            pairs = zip(
+                by_seed[seed]["programs"], by_seed[seed]["each"]["top5"], ours[seed]["each"]["top5"], strict=True
+            )
+            for program, error, our_error in pairs:
+                gaps.setdefault(program, []).append(error - our_error)
+        if len(gaps) > 1:
+            means = np.array([np.mean(values) for values in gaps.values()])
             half = 1.96 * means.std(ddof=1) / len(means) ** 0.5
             table[peer]["above_ours"] = [round(float(means.mean()), 3), round(float(half), 3)]
-    return table
+    # Every seed draws other kernels, and the runs of a seed share theirs.
+    chances = list({run["seed"]: run["chance"] for run in runs}.values())
+    chance = {key: round(float(np.mean([c[key] for c in chances])), 2) for key in ("top1", "top5")}
+    common = {key: runs[-1][key] for key in ("date", "kernels")} | {"seconds": runs[-1]["limit"]}
+    return common | {"chance": chance, "peers": table}
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    flags.add_argument("--kernels", type=int, default=5000)
-    flags.add_argument("--configs", type=int, default=120)
-    flags.add_argument("--seconds", type=float, default=120)
+    flags.add_argument("collections", nargs="*", default=[name for name in COLLECTIONS if name != "synthetic"])
+    flags.add_argument("--seconds", type=float, default=15, help="processor seconds of one training run")
     flags.add_argument("--seeds", type=int, default=3)
-    flags.add_argument("--first", type=int, default=3, help="the first seed; 0 to 2 were looked at before")
+    flags.add_argument("--first", type=int, default=3, help="the first seed")
     flags.add_argument("--workers", type=int, default=1)
     flags.add_argument("--peers", nargs="*", default=list(PEERS))
-    flags.add_argument("--runs", type=Path, default=Path("build/tile_peers.json"), help="errors of every test kernel")
+    flags.add_argument("--runs", type=Path, default=Path("build/tile_peers"), help="folder with a file for every run")
     flags.add_argument("--out", type=Path, default=RESULTS)
-    flags.add_argument("--sample", type=Path, help="a tuning file of real kernels, instead of the synthetic ones")
+    flags.add_argument("--sample", type=Path, help="a tuning file of real kernels, instead of the collections")
     options = flags.parse_args()
     torch.set_num_threads(1)
     if options.sample:
         return run_sample(options.sample, options.seeds, options.out)
-    shares = options.kernels, options.kernels // 20, options.kernels // 5
-    data = synthetic_dataset(*shares, seed=7 + options.first, n_configs=options.configs)
-    _DATA.append(data)
-    chance = {key: round(100 * float(v.mean()), 2) for key, v in random_errors(data.test, (1, 5)).items()}
-    print(f"{len(data.train)} train and {len(data.test)} test kernels of other programs; chance {chance}", flush=True)
-    runs = json.loads(options.runs.read_text()) if options.runs.is_file() else {}
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        jobs = {
-            (peer, seed): pool.submit(run_once, peer, seed, options.seconds)
-            for seed in range(options.first, options.first + options.seeds)
-            for peer in options.peers
-            if str(seed) not in runs.get(peer, {})
-        }
-        for (peer, seed), job in jobs.items():
-            runs.setdefault(peer, {})[str(seed)] = job.result()
-            options.runs.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(options.runs, json.dumps(runs))
-    table = tabulate(runs, [kernel.program for kernel in data.test])
-    sizes = {"train": len(data.train), "valid": len(data.valid), "test": len(data.test), "configs": options.configs}
-    record = {"date": today(), "kernels": sizes, "seconds": options.seconds, "chance": chance, "peers": table}
-    if options.out.is_file():
-        record |= {key: value for key, value in json.loads(options.out.read_text()).items() if key == "sample"}
+    options.runs.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(options.workers) as pool:
+        seeds = range(options.first, options.first + options.seeds)
+        jobs = [
+            pool.submit(run_collection, name, seed, options.peers, options.seconds, options.runs)
+            for name in options.collections
+            for seed in seeds
+        ]
+        for job in jobs:
+            job.result()
+    record = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    tables = record.setdefault("collections", {})
+    runs = [json.loads(path.read_text()) for path in sorted(options.runs.glob("*.json"))]
+    for name in (Path(name).name for name in options.collections):
+        tables[name] = tabulate([run for run in runs if run["collection"] == name])
+        for peer, row in tables[name]["peers"].items():
+            print(
+                f"{name:24s} {peer:34s} " + "  ".join(f"{key} {row[key]}" for key in row if key != "seeds"), flush=True
+            )
     write_atomic(options.out, json.dumps(record, indent=1) + "\n")
-    for name, row in table.items():
-        print(f"{name:34s} " + "  ".join(f"{key} {row[key]}" for key in row if key != "seeds"), flush=True)
 
 
 if __name__ == "__main__":

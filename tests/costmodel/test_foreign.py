@@ -10,9 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.devices import expected_by_chance, score
-from benchmarks.foreign import COLLECTIONS
+from benchmarks.foreign import COLLECTIONS, folder
 from benchmarks.imports import LOGS, written
+from benchmarks.tile_peers import tabulate
+from costmodel.simulated import simulated_kernels
 from tilewise.costmodel.data.importers import import_logs
+from tilewise.costmodel.data.writing import kernel_npz
 from tilewise.costmodel.metrics import random_top_k_error
 
 
@@ -28,6 +31,30 @@ def test_a_spoiled_collection_is_judged_by_undisturbed_times():
     ties = [len(np.unique(kernel.runtime)) / kernel.n_configs for kernel in data.train]
     clean = [len(np.unique(kernel.runtime)) / kernel.n_configs for kernel in data.test]
     assert np.mean(ties) < 0.9 < np.mean(clean)
+
+
+def test_every_kernel_of_a_folder_is_tested_by_one_of_three_seeds(tmp_path):
+    for number, kernel in enumerate(simulated_kernels(12, seed=3, n_configs=8)):
+        path = tmp_path / ("train", "valid", "test")[number % 3] / f"{kernel.name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(kernel_npz(kernel))
+    splits = [folder(tmp_path, seed) for seed in (60, 61, 62)]
+    assert sorted(name for data in splits for name in data.test.names) == sorted(
+        [*splits[0].train.names, *splits[0].valid.names, *splits[0].test.names]
+    )
+    assert all([len(data.train), len(data.valid), len(data.test)] == [6, 2, 4] for data in splits)
+
+
+def test_differences_of_peers_are_paired_by_kernel():
+    def run(peer, seed, errors):
+        facts = {"seed": seed, "programs": ["a", "b"], "chance": {"top1": 9.0, "top5": 8.0}, "date": "", "kernels": {}}
+        errors_of = {"top1": 1.0, "top5": float(np.mean(errors)), "seconds": 1.0, "processor_seconds": 1.0}
+        return facts | errors_of | {"peer": peer, "limit": 15, "each": {"top1": errors, "top5": errors}}
+
+    runs = [run("TileRanker", 0, [1.0, 5.0]), run("auto", 0, [2.0, 6.0]), run("TileRanker", 1, [3.0, 3.0])]
+    table = tabulate(runs)
+    assert table["peers"]["auto"]["above_ours"] == [1.0, 0.0] and table["peers"]["TileRanker"]["seeds"] == 2
+    assert table["chance"] == {"top1": 9.0, "top5": 8.0}
 
 
 @pytest.mark.parametrize("name", LOGS)
