@@ -18,9 +18,9 @@ namespace tw {
 namespace {
 
 std::size_t least_pooled = std::size_t{256} << 10;                      // guarded by the GIL
-constexpr std::size_t kKeptBytes = std::size_t{128} << 20;              // chosen: most bytes in the pool
-constexpr int kMaxBlocks = 64;                                          // chosen
 constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;  // hardware: bytes of a small and a large page
+constexpr std::size_t kKeptBytes = std::size_t{128} << 20;              // chosen: most bytes in the pool
+constexpr int kMaxBlocks = static_cast<int>(kKeptBytes / kHugePages);   // a search of more takes longer than it saves
 
 struct Block {
   void* data;

@@ -111,6 +111,10 @@ void read_sizes(PyObject* object, int count, int64_t low, const char* name,
 // Reads an attribute of a tile, which must be a whole number. `name` is a str.
 int64_t tile_attribute(PyObject* tile, PyObject* name, const char* type);
 
+// chosen: multiply-adds or elements. Releasing and acquiring the GIL takes 50 ns; this much work takes one microsecond
+// (a product) to ten (a row function), which another thread can wait for.
+constexpr int64_t kMinWorkForGilRelease = 1 << 16;
+
 // Calls f, without the GIL if the work is long enough for another Python thread to profit. f must not touch objects.
 template <class F>
 void without_gil(bool worth_it, F&& f) {

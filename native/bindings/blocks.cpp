@@ -11,8 +11,8 @@ namespace {
 int64_t blocks_of(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
 
 void check_size(int64_t outputs, int64_t inputs) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  check(outputs >= 0 && inputs >= 1 && inputs <= kMost && outputs <= kMost,
+  const int64_t most = std::numeric_limits<int32_t>::max();
+  check(outputs >= 0 && inputs >= 1 && inputs <= most && outputs <= most,
         "the weights have too many elements, or none");
 }
 

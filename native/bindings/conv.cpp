@@ -12,9 +12,6 @@
 namespace tw {
 namespace {
 
-// With fewer multiply-adds a call takes less time than releasing and acquiring the GIL.
-constexpr int64_t kMinWorkForGilRelease = 20000;  // chosen
-
 // The padding of a convolution: one number per axis, or top, left, bottom, right.
 struct Padding {
   int64_t top = 0, left = 0, bottom = 0, right = 0;

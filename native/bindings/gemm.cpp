@@ -12,9 +12,6 @@
 namespace tw {
 namespace {
 
-// Releasing the GIL costs more than a product of fewer multiply-adds.
-constexpr int64_t kMinWorkForGilRelease = 1 << 16;  // chosen
-
 // Returns whether this is a float32 array whose strides are whole elements.
 bool usable(PyObject* object) {
   if (!PyArray_Check(object)) return false;

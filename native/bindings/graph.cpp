@@ -12,6 +12,7 @@
 #include <string>
 
 #include "bindings/int8_arrays.h"
+#include "common/convolution.h"
 #include "graph/schedule.h"
 #include "ops/ops.h"
 
@@ -154,7 +155,6 @@ int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int 
 
 // Adds a float convolution with optional residual (-1: none); images with few channels are read as planes.
 int add_float_conv(Graph& g, std::shared_ptr<FloatConvLayer> layer, int x, int residual, const std::string& algorithm) {
-  constexpr int64_t kMaxPlanarChannels = 16;  // chosen: a vector; so few channels are read as planes
   const TensorDesc from = g.desc(x);
   const ConvShape shape = layer->shape(from.n, from.channels, from.height, from.width);
   if (from.channels > kMaxPlanarChannels || layer->groups() > 1 || from.layout == Layout::channels_last)

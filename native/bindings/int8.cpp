@@ -14,8 +14,6 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 10000;  // chosen: multiply-adds, or elements
-
 // Reads a Python Int8Tile: an object with these attributes.
 Int8Tile read_tile(PyObject* tile) {
   static PyObject* const names[] = {

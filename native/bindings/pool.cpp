@@ -6,8 +6,6 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 20000;  // chosen: elements
-
 // Reads the window, and completes a shape whose planes are set by its outputs.
 void read_window(PyObject* kernel, PyObject* stride, PyObject* padding, PoolShape* s) {
   int64_t window[2], step[2], pad[2];

@@ -8,8 +8,6 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxThreads = 1024;  // chosen: the limit of set_num_threads
-
 void check_rounds(int64_t rounds) {
   if (rounds < 1) throw nb::value_error("rounds must be positive");
 }

@@ -7,8 +7,6 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 8192;  // chosen: elements; for fewer, releasing the GIL takes longer
-
 void expect_arrays(const Call& call, Py_ssize_t count) {
   if (call.count != count || call.keywords != nullptr)
     refuse("ConfigurationError", "this function takes %lld arrays, not %lld arguments", count, call.count);

@@ -30,7 +30,7 @@ std::vector<std::string> supported_isas() {
 }
 
 void set_threads(int n) {
-  if (n < 1 || n > 1024) throw nb::value_error("the number of threads must be between 1 and 1024");
+  if (n < 1 || n > kMaxThreads) throw nb::value_error("the number of threads must be between 1 and 1024");
   nb::gil_scoped_release release;
   set_num_threads(n);
 }

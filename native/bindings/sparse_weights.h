@@ -9,8 +9,6 @@
 
 namespace tw {
 
-constexpr int64_t kMinWorkForGilRelease = 100000;  // chosen: multiply-adds
-
 // Maps x (..., columns) to (..., rows) with `product(in, batch, out)`; None if the kernels do not support x.
 template <class Matrix, class Product>
 nb::object rows_times(const Matrix& matrix, nb::handle x, Product product) {

@@ -9,8 +9,6 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinWorkForGilRelease = 4096;  // chosen: elements
-
 bool is_vector(const Input& v, int64_t length) { return v.ndim() == 1 && v.dim(0) == length; }
 
 float read_eps(PyObject* object) {

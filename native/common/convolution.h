@@ -8,6 +8,8 @@
 
 namespace tw {
 
+constexpr int64_t kMaxPlanarChannels = 16;  // chosen: a vector; inputs of a graph with so few channels stay planes
+
 enum class ConvAlgorithm {
   automatic = 0,
   direct = 1,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/machine.h"
 #include "common/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/int8_ops.h"
@@ -127,10 +128,9 @@ CachedRows rows_from(const char* data, const float* scales, int64_t first, int64
   return {data + first * row_bytes, scales == nullptr ? nullptr : scales + first};
 }
 
-// Prefetches the first bytes of a block, as many as L1 holds besides the data in use.
+// Prefetches the first bytes of a block, half of what L1 holds.
 void fetch(const char* block, int64_t bytes) {
-  constexpr int64_t kMost = 16 << 10;  // chosen: bytes
-  for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
+  for (int64_t at = 0; at < std::min(bytes, kSmallestL1 / 2); at += 64) __builtin_prefetch(block + at);
 }
 
 // Computes the attention of one row and one head over all earlier positions, or those in the block's window.

@@ -5,7 +5,6 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMinMultiplyAddsPerTask = 1 << 17;  // chosen
 constexpr int64_t kTile = 12;  // definition: pixels of the largest register tile; work is split at multiples of it
 
 }  // namespace
@@ -99,7 +98,7 @@ void Int16Layer::run(const Int16Problem& p) const {
   if (pixels == 0) return;
   const int panels = static_cast<int>((g.columns + kInt8Panel - 1) / kInt8Panel);
   const int64_t work = pixels * g.columns * g.tap_count() * g.group_channels;
-  const int64_t max_tasks = std::min<int64_t>(work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads());
+  const int64_t max_tasks = std::min<int64_t>(work / kTaskMultiplyAdds, int64_t{2} * num_threads());
   const bool by_pixels = geometry_.is_depthwise() || pixels >= kTile * max_tasks;
   const int64_t units = by_pixels ? (pixels + kTile - 1) / kTile : panels;
   const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(max_tasks, units));

@@ -110,7 +110,7 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
   if (t.nc > 1 << 30) return "nc is too large";
   if (t.kc < kInt8Group || t.kc % kInt8Group != 0) return "kc must be a whole number of groups of 4";
   if (t.kc < k && t.mc * t.nc > kInt8MaxSums) return "the sums of an mc x nc block whose K is cut exceed 4 MiB";
-  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > kInt8MaxThreads || t.threads_n > kInt8MaxThreads) {
+  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > kMaxThreads || t.threads_n > kMaxThreads) {
     return "threads_m and threads_n must be from 1 to 1024";
   }
   return nullptr;

@@ -106,11 +106,10 @@ void Int8GroupedLayer::unpack(int8_t* to) const {
 // Computes an INT8 convolution with groups (also depthwise), with rows of the result shared by threads.
 void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
                             const Int8Image& out, uint8_t* y) const {
-  constexpr int64_t kMinWorkPerTask = 1 << 17;  // chosen: multiply-adds
   const IntegerGeometry& g = geometry_;
   const int64_t all = out.images * out.height;
   const int64_t work = all * out.width * g.columns * g.tap_count() * g.group_channels;
-  const int64_t tasks = std::max<int64_t>(1, std::min({all, work / kMinWorkPerTask, int64_t{2} * num_threads()}));
+  const int64_t tasks = std::max<int64_t>(1, std::min({all, work / kTaskMultiplyAdds, int64_t{2} * num_threads()}));
   const uint8_t* first = x + (in.padding - g.top) * in.row_step() + (in.padding - g.left) * in.pixel;
   const auto compute_rows = [&](int64_t image, int64_t row, int64_t rows) {
     GroupedRows r;

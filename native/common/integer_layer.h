@@ -63,7 +63,7 @@ struct IntegerGeometry {
 // the input channels that its columns read (its window), with zeros where a column does not read a channel.
 template <class T>
 struct PackedPanels {
-  static constexpr int64_t kGroup = sizeof(T) == 1 ? kInt8Group : kInt16Group;  // channels of a group
+  static constexpr int64_t kGroup = sizeof(T) == 1 ? kInt8Group : kInt16Group;  // definition: channels of a group
 
   PackedPanels() = default;
   // weights (columns, kh, kw, group_channels)

@@ -6,6 +6,8 @@
 
 namespace tw {
 
+constexpr int64_t kSmallestL1 = 32 << 10;  // hardware: bytes of the smallest first-level data cache of the CPUs in use
+
 // Bytes of data cache per core. `l3` is the reported size, which a virtual machine may copy from a host with hundreds
 // of megabytes. `l3_share` is bounded: it sizes what must stay in cache while every core works.
 struct CacheSizes {

@@ -166,7 +166,7 @@ const char* shape_problem(const GemmTile& t, const Gemm& g) {
   if (t.nc < t.nr) return "nc must be at least nr";
   if (t.kc < 1) return "kc must be positive";
   if (t.mc > (1 << 24) || t.nc > (1 << 24) || t.kc > (1 << 24)) return "mc, nc and kc must be at most 2**24";
-  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > 1024 || t.threads_n > 1024) {
+  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > kMaxThreads || t.threads_n > kMaxThreads) {
     return "threads_m and threads_n must be between 1 and 1024";
   }
   if (!t.pack_b && g.b_col != 1 && g.n > 1) return "B must be packed where its columns are not contiguous";

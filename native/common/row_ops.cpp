@@ -10,9 +10,6 @@
 namespace tw {
 namespace {
 
-// Elements of a task: it runs for some ten microseconds, which is long compared with handing it out and short enough to
-// balance the threads.
-constexpr int64_t kGrain = 16384;  // chosen
 // Sums over rows are split into at most this many parts, each with its own totals.
 constexpr int64_t kPieces = 32;  // chosen
 // Rows that the kernel for column sums adds per pass.
@@ -34,10 +31,10 @@ void in_ranges(int64_t n, int64_t grain, const F& f) {
 }
 
 // Elements per task: at most a million tasks, and a multiple of every vector length, so that only the last has a tail.
-int64_t element_grain(int64_t n) { return std::max(kGrain, ceil_div(ceil_div(n, int64_t{1} << 20), 64) * 64); }
+int64_t element_grain(int64_t n) { return std::max(kTaskElements, ceil_div(ceil_div(n, int64_t{1} << 20), 64) * 64); }
 
 int64_t row_grain(int64_t rows, int64_t columns) {
-  return std::max(ceil_div(kGrain, std::max<int64_t>(columns, 1)), ceil_div(rows, int64_t{1} << 20));
+  return std::max(ceil_div(kTaskElements, std::max<int64_t>(columns, 1)), ceil_div(rows, int64_t{1} << 20));
 }
 
 }  // namespace
@@ -187,7 +184,7 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
 // Sums squares in at most 1024 ranges, so that the result does not depend on the number of threads.
 double sum_of_squares(const float* x, int64_t n) {
   const ElementwiseKernels& kernels = active_elementwise();
-  const int64_t grain = std::max(kGrain, ceil_div(n, int64_t{1024}));
+  const int64_t grain = std::max(kTaskElements, ceil_div(n, int64_t{1024}));
   double totals[1024] = {};
   in_ranges(n, grain, [&](int64_t b, int64_t e) { totals[b / grain] = kernels.sum_of_squares(x + b, e - b); });
   double total = 0.0;

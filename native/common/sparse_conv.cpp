@@ -171,9 +171,6 @@ struct Tile {
   int vectors;
 };
 
-// Inputs with at most this many channels are read as planes by a graph (add_float_conv in bindings/graph.cpp).
-constexpr int64_t kMaxPlanes = 16;  // chosen, there
-
 bool is_row_of_pixels(const ConvShape& s) {
   const bool point = s.kh == 1 && s.kw == 1 && s.sh == 1 && s.sw == 1 && s.ph == 0 && s.pw == 0;
   return point && s.n == 1 && s.h == 1 && s.oh == 1 && s.w == s.ow;
@@ -199,7 +196,7 @@ double cost_of(const LaneBlocks& b, double nonzeros) {
   const double across = static_cast<double>(ceil_div(s.c * s.kh * s.kw, kTileColumns));
   const int64_t positions = b.vectors > 0 ? b.vectors : b.groups * b.phases_y * b.phases_x * b.rows * b.columns;
   const double inputs = static_cast<double>(positions * s.c);
-  const double gathered = s.c <= kMaxPlanes ? 9 + 5 * lanes : 9;  // planes are gathered number by number
+  const double gathered = s.c <= kMaxPlanarChannels ? 9 + 5 * lanes : 9;  // planes are gathered number by number
   return 1.1 * nonzeros * vectors + 1.7 * nonzeros * tiles + 3 * outputs * across * vectors + gathered * inputs +
          17 * outputs * vectors + 650 * tiles * across * static_cast<double>(sparse_blocks(s.o)) +
          8 * static_cast<double>(s.n * s.c * s.h * s.w) / lanes + 230;

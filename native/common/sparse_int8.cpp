@@ -9,11 +9,10 @@ namespace tw {
 
 // Computes the int32 sums (batch, rows) of the sparse matrix and int16 inputs.
 void PackedSparseInt8::products(const int16_t* x, int64_t batch, int32_t* sums) const {
-  constexpr int64_t kMinWorkPerThread = 400000;  // chosen: multiply-adds
   const SparseCells<int8_t> cells = packed_.cells();
   const int64_t blocks = sparse_blocks(rows());
   const int threads = static_cast<int>(std::min<int64_t>(
-      {num_threads(), std::max<int64_t>(1, blocks), std::max<int64_t>(1, nonzeros() * batch / kMinWorkPerThread)}));
+      {num_threads(), std::max<int64_t>(1, blocks), std::max<int64_t>(1, nonzeros() * batch / kTaskMultiplyAdds)}));
   // The weights of a few blocks stay in the cache while the batch passes by.
   constexpr int64_t kBlocksAtATime = 2;  // chosen
   parallel_for(threads, [&](int t) {

@@ -37,9 +37,8 @@ int64_t PackedSparse::nbytes() const {
 }
 
 int PackedSparse::threads_for(int64_t multiply_adds, int64_t shares) const {
-  constexpr int64_t kMinWorkPerThread = 200000;  // chosen: multiply-adds
   return static_cast<int>(
-      std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kMinWorkPerThread)}));
+      std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kTaskMultiplyAdds)}));
 }
 
 // Up to this batch, single vectors are faster than a tile: of 16 with AVX-512's cells, of 8 with AVX2's strips

@@ -34,17 +34,14 @@ thread_local bool inside_task = false;
 // How long an idle thread spins before it sleeps: longer than the gap between two kernels of a model, shorter than a
 // scheduler's time slice. Measured by the clock, because a pause takes 40 cycles on one CPU and 140 on another.
 constexpr auto kSpinTime = std::chrono::microseconds(300);  // chosen
-constexpr int kSpinsBetweenLooks = 64;                      // chosen: spins between two looks at the clock
 
 // Spins until `ready()` is true, for a bounded time; returns false if it never was.
 template <class Ready>
 bool spin(Ready&& ready) {
   const auto end = std::chrono::steady_clock::now() + kSpinTime;
   do {
-    for (int i = 0; i < kSpinsBetweenLooks; ++i) {
-      if (ready()) return true;
-      relax();
-    }
+    if (ready()) return true;
+    relax();
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }

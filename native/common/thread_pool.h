@@ -4,7 +4,15 @@
 // threads than requested.
 #pragma once
 
+#include <cstdint>
+
 namespace tw {
+
+// chosen: the least work of a task, some microseconds, which is long compared with handing it to a thread that is awake
+constexpr int64_t kTaskElements = 1 << 14, kTaskMultiplyAdds = 1 << 17;
+// The least work that repays waking a thread.
+constexpr int64_t kWakeMultiplyAdds = 8 * kTaskMultiplyAdds;
+constexpr int kMaxThreads = 1024;  // chosen: of the pool, and of either side of a tile's thread grid
 
 bool in_shared_task();        // whether this thread runs a task of a job that several threads share
 int num_threads();            // threads available to the calling thread

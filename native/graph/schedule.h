@@ -17,9 +17,8 @@ namespace tw {
 
 class Graph::Schedule {
  public:
-  static constexpr std::size_t kMaxFreeArenas = 16;         // chosen: kept for later runs; arbitrary
-  static constexpr std::size_t kMaxFreeBytes = 8 << 20;     // chosen: of larger ones at most four are kept; arbitrary
-  static constexpr int64_t kMultiplyAddsPerWake = 1 << 20;  // chosen: about as long as waking a thread
+  static constexpr std::size_t kMaxFreeArenas = 16;      // chosen: kept for later runs; arbitrary
+  static constexpr std::size_t kMaxFreeBytes = 8 << 20;  // chosen: of larger ones at most four are kept; arbitrary
   static constexpr int64_t kOverread =
       64;  // hardware: bytes of the widest vector, which may be read past a value's last channel
 
@@ -54,7 +53,7 @@ class Graph::Schedule {
     // Splits a batch into chunks of at most `max_chunk` elements, a multiple of the number of threads if it has enough.
     BatchSplit split(int64_t batch) const {
       int64_t threads =
-          std::min<int64_t>(num_threads(), std::max<int64_t>(1, batch * multiply_adds / kMultiplyAddsPerWake));
+          std::min<int64_t>(num_threads(), std::max<int64_t>(1, batch * multiply_adds / kWakeMultiplyAdds));
       if (batch < threads) threads = 1;  // the operators use the threads instead
       const int64_t chunks_wanted = round_up((batch + max_chunk - 1) / max_chunk, threads);
       const int64_t chunk = (batch + chunks_wanted - 1) / chunks_wanted, chunks = (batch + chunk - 1) / chunk;

@@ -8,13 +8,10 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// With fewer floats than this, a second thread costs more than it saves.
-constexpr int64_t kMinWorkForThreads = 16384;  // chosen
-
 // Calls f(first, last) for runs of `count` items of `floats` floats each, divided among the threads.
 template <class F>
 void for_runs(int64_t count, int64_t floats, F&& f) {
-  const int64_t threads = count * floats < kMinWorkForThreads ? 1 : num_threads();
+  const int64_t threads = count * floats < kTaskElements ? 1 : num_threads();
   const int64_t runs = threads == 1 ? 1 : smaller(count, 4 * threads);
   parallel_near(static_cast<int>(runs), [&](int run) { f(cut(count, runs, run), cut(count, runs, run + 1)); });
 }

@@ -60,7 +60,7 @@ Cuts cuts_of(const Problem& p) {
     cuts.rows = ceil_div(s.oh, larger(1, pixels / s.ow));
   }
   const int64_t images = s.n * s.groups, work = images * s.oh * s.ow * s.kh * s.kw * p.c * p.vectors;
-  const int64_t threads = work < kMinWorkForThreads ? 1 : num_threads();
+  const int64_t threads = work * kLanes < kTaskMultiplyAdds ? 1 : num_threads();
   const int64_t tiles = images * cuts.rows * cuts.columns;
   if (threads == 1 || tiles % threads == 0 || tiles >= 4 * threads) return cuts;
   if (s.oh == 1) {
@@ -230,7 +230,7 @@ void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, 
 void forward_narrow(const Problem& p) {
   const ConvShape& s = p.s;
   const int64_t blocks = group_blocks(s).blocks, work = s.n * s.oh * s.ow * s.kh * s.kw * s.group_c() * blocks;
-  const int64_t threads = work < kMinWorkForThreads ? 1 : num_threads(), rows = s.n * s.oh;
+  const int64_t threads = work * kLanes < kTaskMultiplyAdds ? 1 : num_threads(), rows = s.n * s.oh;
   const int64_t bands = threads == 1 ? 1 : smaller(rows, 4 * threads);
   const int64_t splits = threads == 1 || bands >= threads ? 1 : smaller(blocks, ceil_div(threads, bands));
   parallel_near(static_cast<int>(bands * splits), [&](int task) {

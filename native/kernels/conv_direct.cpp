@@ -79,7 +79,7 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
   ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, kBandPixels, kPanelVectors, 1};
   int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
-  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors >= kMinWorkForThreads;
+  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors * kLanes >= kTaskMultiplyAdds;
   if (!worth) threads = 1;
   if (images < threads) bands = smaller(s.oh, round_up(bands, ceil_div(threads, images)));
   tile.block = ceil_div(s.oh, bands) * s.ow;

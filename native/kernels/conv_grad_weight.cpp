@@ -2,6 +2,7 @@
 // all pixels. Both are copied to NHWC, a band of rows at a time. There the kw * c inputs that meet a pixel of gy are
 // contiguous: they are the rows of the product, and pixels are its k (split-K over bands). Each partial result sums its
 // own bands. Partial results are added in order, so the result depends on their number only.
+#include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -12,8 +13,8 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// The pixels of a band: two vectors of gy for each of them fill half of a 32 KiB L1 cache.
-constexpr int64_t kBandPixels = 128;  // chosen
+// The pixels of a band: two cache lines of gy for each of them fill half of L1.
+constexpr int64_t kBandPixels = kSmallestL1 / 2 / (2 * 64);
 
 struct Problem {
   ConvShape s;

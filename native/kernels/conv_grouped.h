@@ -12,10 +12,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// With less work than this, in vector multiplications, a second thread costs more than it saves (a few microseconds;
-// benchmarks/conv.py --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
-constexpr int64_t kMinWorkForThreads = 8192;  // chosen
-constexpr int64_t kBandPixels = 640;          // chosen: pixels of a band of rows, whose panel of products stays in L2
+constexpr int64_t kBandPixels = 640;  // chosen: pixels of a band of rows, whose panel of products stays in L2
 
 struct GroupBlocks {
   int64_t groups, blocks;  // groups per block; number of blocks

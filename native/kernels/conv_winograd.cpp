@@ -31,7 +31,7 @@ typedef double vd __attribute__((vector_size(kLanes * 8)));
 struct FourByFour {
   static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // definition: outputs and inputs per side, products
   static constexpr bool kLate = false;  // whether filters are transformed in the kernel instead of when they are packed
-  static constexpr int64_t kInputCost = 220, kOutputCost = 200;
+  static constexpr int64_t kInputCost = 220, kOutputCost = 200;                           // definition
   static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;  // definition
 
   template <class V>
@@ -76,7 +76,7 @@ struct FourByFour {
 struct TwoByTwo {
   static constexpr int kTile = 2, kWindow = 4, kPositions = 16;  // definition
   static constexpr bool kLate = false;
-  static constexpr int64_t kInputCost = 72, kOutputCost = 60;
+  static constexpr int64_t kInputCost = 72, kOutputCost = 60;  // definition
 
   template <class V>
   static TW_INLINE void input(const V (&d)[4], V (&t)[4]) {
@@ -260,15 +260,11 @@ int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
   return smaller(p.strips, larger(1, tile.block / p.tiles_x));
 }
 
-// With less work than this, in vector instructions, a second thread costs more than it saves (a few microseconds;
-// benchmarks/conv.py --layers --threads 2, "3x3 64-64 at 8, batch 1").
-constexpr int64_t kMinWorkForThreads = 16384;
-
 template <class F>
 bool worth_threads(const Problem& p) {
   const int64_t per_tile =
       F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
-  return p.strips * p.tiles_x * per_tile >= kMinWorkForThreads;
+  return p.strips * p.tiles_x * per_tile * kLanes >= kTaskMultiplyAdds;
 }
 
 // Filters transformed on the fly: the tiles that use each transformed filter, and the channels transformed at a time. A

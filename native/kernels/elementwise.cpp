@@ -51,9 +51,6 @@ TW_INLINE void add_to_doubles(double* totals, vf v, Partial lanes) {
   for (int i = 0; i < lanes.n; ++i) totals[i] += v[i];
 }
 
-// Rows that are summed in registers, in float, before the sum is added to memory.
-constexpr int64_t kRows = 32;  // chosen
-
 // Sums a strip of kVectors vectors of columns over some rows, in registers.
 template <int kVectors, class Lanes, class RowAt>
 TW_INLINE void strip_sums(int64_t rows, const RowAt& row_at, Lanes lanes, float* sums) {
@@ -66,7 +63,7 @@ TW_INLINE void strip_sums(int64_t rows, const RowAt& row_at, Lanes lanes, float*
   for (int u = 0; u < kVectors; ++u) store(sums + u * kLanes, acc[u]);
 }
 
-// Calls store_sums(first column, count, sums) for every strip of columns, over at most kRows rows.
+// Calls store_sums(first column, count, sums) for every strip of columns, over at most kRowsInFloat rows.
 template <class RowAt, class Store>
 TW_INLINE void each_strip(int64_t rows, int64_t columns, const RowAt& row_at, const Store& store_sums) {
   float sums[8 * kLanes];
@@ -108,11 +105,11 @@ void add_column_sums(const float* x, int64_t rows, int64_t columns, int64_t stri
   }
 }
 
-// Sums up to kRows rows at a time in registers, strip by strip of columns.
+// Sums up to kRowsInFloat rows at a time in registers, strip by strip of columns.
 void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t columns, float* out) {
   __builtin_memset(out, 0, static_cast<size_t>(columns) * sizeof(float));
-  for (int64_t r0 = 0; r0 < count; r0 += kRows) {
-    const int64_t some = count - r0 < kRows ? count - r0 : kRows;
+  for (int64_t r0 = 0; r0 < count; r0 += kRowsInFloat) {
+    const int64_t some = count - r0 < kRowsInFloat ? count - r0 : kRowsInFloat;
     each_strip(
         some, columns, [&](int64_t r) { return x + rows[r0 + r] * columns; },
         [&](int64_t c, int n, const float* sums) {

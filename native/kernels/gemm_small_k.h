@@ -3,6 +3,7 @@
 // transposed in registers, so that every lane computes one row.
 #pragma once
 
+#include "common/machine.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_pack.h"
 
@@ -20,7 +21,7 @@ constexpr int kShortVectorsMost = 4;  // chosen: vectors of columns of the wides
 constexpr int short_vectors(int k) {
   return kShortHeld / k < 1 ? 1 : kShortHeld / k < kShortVectorsMost ? kShortHeld / k : kShortVectorsMost;
 }
-constexpr int64_t kShortBlockFloats = 8192;  // chosen: floats of C written before the next strip of columns
+constexpr int64_t kShortBlockFloats = kSmallestL1 / 4;  // floats of C written before the next strip of columns
 
 // Computes rows [row, end) of V vectors of columns starting at `col`; the last vector has `lanes` columns.
 template <int K, int V, bool Whole>

@@ -19,20 +19,16 @@ constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
 #endif
 constexpr int kMaxSmallMVectors = 12;  // definition: the largest of them
 
-// How many rows of B to prefetch ahead: the hardware prefetcher does not recognize runs this short, one row apart, as
-// one stream.
-constexpr int64_t kPrefetchRows = 8;  // chosen
-
 // Computes M rows by V vectors of columns starting at `col`; the last vector has `lanes` columns.
 template <int M, int V, bool Whole>
 TW_INLINE void small_m_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
   const float* a = g.a;
   const float* b = g.b + col;
   const int64_t a_row = g.a_row, a_col = g.a_col, b_row = g.b_row;
-  const float* ahead = g.k > kPrefetchRows ? b + kPrefetchRows * b_row : b + V * kLanes;
+  const float* ahead = g.k > kRowsAhead ? b + kRowsAhead * b_row : b + V * kLanes;
 #pragma GCC unroll 1
   for (int64_t p = g.k; p > 0; --p, a += a_col, b += b_row) {
-    if (p == kPrefetchRows) ahead = g.b + col + V * kLanes;
+    if (p == kRowsAhead) ahead = g.b + col + V * kLanes;
 #pragma GCC unroll 12
     for (int j = 0; j < V; ++j) __builtin_prefetch(ahead + j * kLanes);
     ahead += b_row;

@@ -330,8 +330,6 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kMinSplitRows = 2;  // chosen: fewer rows do not repay splitting the activations
-
 // Computes a block with split activations, panel by panel: multiplies the small parts, then adds the excess.
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel,
                  int last_panel) {
@@ -450,7 +448,7 @@ void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row,
   if (sums != nullptr) return sliced<Dot::int16>(p, t, at, row, count, panel, last_panel, sums);
   if (p.quads_fit) return saturation_safe_block<Dot::quads>(p, at, row, count, panel, last_panel);
   if (p.max_pair_sum >= 2 * 255) return saturation_safe_block<Dot::pairs>(p, at, row, count, panel, last_panel);
-  if (count >= kMinSplitRows) {
+  if (count > 1) {  // one row does not repay splitting the activations
     Int8Problem safe = p;
     Split split;
     if (Splitter().split(safe, at, count, split)) return pairs_block(safe, split, at, row, count, panel, last_panel);

@@ -74,7 +74,6 @@ struct Int8Tile {
 constexpr int kInt8MaxPanels = 4;          // definition: panels of the widest register tile
 constexpr int64_t kInt8MaxRows = 512;      // chosen: rows of the largest block, whose offsets are on the stack
 constexpr int64_t kInt8MaxSums = 1 << 20;  // chosen: sums of a block that are kept in memory between blocks of K
-constexpr int kInt8MaxThreads = 1024;      // chosen: largest thread grid that a tile may ask for
 
 struct Int8Kernels {
   const int* max_rows;  // max_rows[p]: rows of the tallest register tile of p panels, p = 0 ... 4; 0 if there is none

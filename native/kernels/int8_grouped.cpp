@@ -1,6 +1,8 @@
 // Compiled with -ffp-contract=off, like int8.cpp: every instruction set produces the same bytes.
 #include "kernels/int8_grouped.h"
 
+#include "common/machine.h"
+
 #include "kernels/int8_dot.h"
 
 namespace tw {
@@ -150,8 +152,8 @@ class PairedDepthwise {
   }
 
  private:
-  static constexpr int kPixels = 4;                 // definition: pixels of a register tile
-  static constexpr int64_t kBlockBytes = 16 << 10;  // chosen: half of a first-level cache
+  static constexpr int kPixels = 4;  // definition: pixels of a register tile
+  static constexpr int64_t kBlockBytes = kSmallestL1 / 2;
 
   int64_t panel_numbers() const { return row_pairs_ * Taps * kPanel; }
   int64_t first_channel(int64_t panel) const {

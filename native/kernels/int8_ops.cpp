@@ -206,7 +206,7 @@ void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
   }
 }
 
-constexpr int64_t kSumBlock = 64;  // chosen: channels summed at a time
+constexpr int64_t kSumBlock = 64;  // hardware: bytes of a cache line; channels summed at a time
 
 // Sums pixels in 16 bits as long as they cannot overflow, then in 32 bits.
 TW_INLINE void sum_pixels(const uint8_t* x, const BytePlane& in, int64_t n, int32_t* sums) {

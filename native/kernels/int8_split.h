@@ -28,7 +28,7 @@ struct Excess {
 };
 
 constexpr int kSplitRows = 4;    // definition: rows of a register tile, which share a list
-constexpr int kSplitChunk = 64;  // chosen: bytes of input per index entry
+constexpr int kSplitChunk = 64;  // hardware: bytes of a cache line; inputs per index entry
 
 struct Split {
   const uint8_t* low = nullptr;  // replaces the problem's input: low + at.in[row]

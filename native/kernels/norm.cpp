@@ -34,7 +34,6 @@ void flush(float* sums, double* totals, int64_t n) {
 // With n = (x - mean) * rstd and g = gy * weight: gx = (g - mean(g) - n * mean(g * n)) * rstd, over each row.
 void layer_norm_grad(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                      float* gx, double* gweight, double* gbias, float* scratch, int64_t rows, int64_t columns) {
-  constexpr int64_t kRowsPerFlush = 32;  // chosen: rows summed in float before they are added to double
   float* gw = scratch;
   float* gb = scratch + columns;
   __builtin_memset(scratch, 0, static_cast<size_t>(2 * columns) * sizeof(float));
@@ -54,7 +53,7 @@ void layer_norm_grad(const float* gy, const float* x, const float* weight, const
       lanes.put(gw + i, lanes.get(gw + i) + g * normed);
       lanes.put(gb + i, lanes.get(gb + i) + g);
     });
-    if (r % kRowsPerFlush == kRowsPerFlush - 1 || r == rows - 1) {
+    if (r % kRowsInFloat == kRowsInFloat - 1 || r == rows - 1) {
       flush(gw, gweight, columns);
       flush(gb, gbias, columns);
     }

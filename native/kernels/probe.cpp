@@ -11,7 +11,7 @@ namespace {
 
 // Twelve independent chains cover the latency (4 cycles) times the throughput (2 a cycle) of any current core, and with
 // the two constants still fit the sixteen registers of SSE2 and AVX2.
-constexpr int kChains = 12;  // chosen
+constexpr int kChains = 12;  // definition: entries of TW_EACH_CHAIN
 #define TW_EACH_CHAIN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 double multiply_adds(int64_t rounds, float* sink) {

@@ -10,6 +10,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+constexpr int64_t kRowsInFloat =
+    32;  // chosen: rows of a sum over rows that are added in float, before memory or double
+
 struct Whole {
   TW_INLINE vf get(const float* p) const { return load(p); }
   TW_INLINE void put(float* p, vf v) const { store(p, v); }

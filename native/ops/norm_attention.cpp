@@ -25,7 +25,7 @@ class LayerNorm : public Op {
 
   void run(const OpCall& call) const override {
     const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
-    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
+    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskElements);
     parallel_near(static_cast<int>(tasks), [&](int task) {
       float mean, rstd;
       for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {

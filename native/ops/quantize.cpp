@@ -149,7 +149,7 @@ class QuantizeRows : public Op {
 
   void run(const OpCall& call) const override {
     const LastImage x = call.in[0].floats(call.batch);
-    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
+    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskElements);
     const int64_t padded = round_up(x.c, kInt8Group), step = call.out->pixel();
     parallel_near(static_cast<int>(tasks), [&](int task) {
       for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {

@@ -9,13 +9,12 @@
 namespace tw {
 
 constexpr int64_t kVectorFloats = 16;  // hardware: floats of the widest vector; kernels read whole vectors
-constexpr int64_t kTaskFloats = 8192;  // chosen: elements of a task; fewer take as long as waking a thread
 
 // Calls f(image, first row, rows) for all rows of all images, at most `max_rows` rows of one image at a time. The
 // threads share the calls if there is enough work.
 template <class F>
 void for_row_blocks(const TensorDesc& desc, int64_t batch, int64_t max_rows, F&& f) {
-  constexpr int64_t kTaskBytes = 4 * kTaskFloats;
+  constexpr int64_t kTaskBytes = 4 * kTaskElements;
   const int64_t rows = batch * desc.n * desc.height;
   const int64_t tasks =
       std::min({rows, batch * desc.elements() * desc.element_size() / kTaskBytes, int64_t{2} * num_threads()});

@@ -19,7 +19,7 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxAxes = 10;  // chosen: more axes than any operator of a known network
+constexpr int kMaxAxes = kMaxBatchDims;
 
 // The address of an operand and its strides in floats.
 struct View {
@@ -84,13 +84,13 @@ int64_t index_count(const std::vector<int64_t>& sizes, std::size_t first, std::s
 }
 
 // Removes axes of size 1 and merges neighbouring axes that are contiguous to each other in every view, starting with
-// the innermost. A merged axis has at most kTaskFloats elements, so that threads can share the others.
+// the innermost. A merged axis has at most kTaskElements elements, so that threads can share the others.
 void merge_axes(std::vector<int64_t>& sizes, std::vector<View>& views) {
   const std::size_t count = sizes.size();
   std::size_t first = count;  // merged axes are moved to the end
   for (std::size_t axis = count; axis-- > 0;) {
     if (sizes[axis] == 1) continue;
-    bool continues = first < count && sizes[first] * sizes[axis] <= kTaskFloats;
+    bool continues = first < count && sizes[first] * sizes[axis] <= kTaskElements;
     for (std::size_t v = 0; continues && v < views.size(); ++v)
       continues = views[v].step[axis] == views[v].step[first] * sizes[first];
     if (continues) {
@@ -111,7 +111,7 @@ template <class F>
 void for_each_run(const std::vector<int64_t>& sizes, std::size_t first, std::size_t last,
                   const std::vector<View>& views, int64_t floats_per_index, const F& f) {
   const int64_t count = index_count(sizes, first, last);
-  const int64_t tasks = std::max<int64_t>(1, std::min(count, count * floats_per_index / kTaskFloats));
+  const int64_t tasks = std::max<int64_t>(1, std::min(count, count * floats_per_index / kTaskElements));
   const auto visit = [&](int64_t begin, int64_t end) {
     std::array<float*, kMaxOperands + 1> at{};
     std::array<int64_t, kMaxAxes> index{};
@@ -500,7 +500,7 @@ class RmsNorm : public Op {
 
   void run(const OpCall& call) const override {
     const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
-    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
+    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskElements);
     parallel_near(static_cast<int>(tasks), [&](int task) {
       for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p)
         active_rope_rmsnorm().rms_norm(x.data + p * x.pitch, weight_.data(), eps_, y.data + p * y.pitch, 1, x.c);

@@ -12,7 +12,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr int64_t kHeads = 2, kGap = 3;
+constexpr int64_t kHeads = 2, kGap = 3;  // definition: heads, and rows between two of them
 
 // (batch 1, heads, rows, dim) with a gap after every row, ending right after the last element.
 struct Field {
