@@ -37,8 +37,9 @@ void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
 void run_dot_products(const Gemm& g, bool streamed) {
   Gemm d = g;
   const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
-  const int64_t a_floats = g.a_col != 1 ? apart * g.m : 0;
-  float* const copies = workspace(a_floats + (g.b_row != 1 ? apart * g.n : 0));
+  const int64_t a_floats = g.a_col != 1 ? apart * g.m : 0, b_floats = g.b_row != 1 ? apart * g.n : 0;
+  const int64_t block_floats = cache_sizes().l2 / 2 / 4;
+  float* const copies = workspace(a_floats + b_floats + (std::min(g.m, g.n) < kMinCopyRows ? 0 : block_floats));
   if (g.a_col != 1) {
     for (int64_t i = 0; i < g.m; ++i) copy_strided(g.a + i * g.a_row, g.a_col, g.k, copies + i * apart);
     d.a = copies;
@@ -56,7 +57,7 @@ void run_dot_products(const Gemm& g, bool streamed) {
     d.b_row = 1;
     d.b_col = apart;
   }
-  active_gemm().dot_products(d, streamed);
+  active_gemm().dot_products(d, streamed, copies + a_floats + b_floats, block_floats);
 }
 
 // Computes C' = B' A' by tiles or the kernels for few rows, and transposes the result.

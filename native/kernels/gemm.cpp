@@ -5,6 +5,8 @@
 // arrives packed (PackedB).
 #include "kernels/gemm.h"
 
+#include "common/machine.h"
+
 #include "kernels/gemm_epilogue.h"
 #include "kernels/gemm_micro.h"
 #include "kernels/gemm_pack.h"
@@ -75,9 +77,6 @@ struct StripJob {
   const float* next_b;  // the strip that is read next, for prefetching
 };
 
-// B is prefetched if its block has more floats than this, and so may not fit L1.
-constexpr int64_t kNearFloats = 1 << 13;  // chosen: 32 KiB, a usual first-level cache
-
 // Multiplies the rows of a block, in panels of about equal height, by one strip, and applies the epilogue after the
 // last block of k. While the first panels are computed, the next strip is prefetched.
 void multiply_strip(const StripJob& job) {
@@ -99,7 +98,7 @@ void multiply_strip(const StripJob& job) {
   args.last_lanes = job.lanes;
   args.accumulate = job.step > 0;
   args.prefetch = job.next_b;
-  args.fetch_ahead = job.row == 0 && !job.b_packed && g.n * job.steps > kNearFloats ? rows_ahead(g.b_row) : 0;
+  args.fetch_ahead = job.row == 0 && !job.b_packed && g.n * job.steps * 4 > kSmallestL1 ? rows_ahead(g.b_row) : 0;
   int64_t row = 0;
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t rows = base + (panel < extra);
@@ -237,8 +236,8 @@ void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace)
   }
 }
 
-void inner_products(const Gemm& g, bool from_memory) {
-  dot_products_tiled(g, from_memory);
+void inner_products(const Gemm& g, bool from_memory, float* copy, int64_t copy_floats) {
+  dot_products_tiled(g, from_memory, copy, copy_floats);
   if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 

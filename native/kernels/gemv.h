@@ -6,6 +6,7 @@
 // one vector accumulator, whose lanes are added in one order.
 #pragma once
 
+#include "common/machine.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_pack.h"
 #include "kernels/gemm_small_k.h"
@@ -22,28 +23,42 @@ TW_INLINE vf rotated(vf v) {
   return __builtin_shuffle(v, index);
 }
 
-// Adds the lanes that are a multiple of `Width` apart; every lane of the result holds such a sum.
-template <int Width>
-TW_INLINE vf folded(vf v) {
-  if constexpr (Width < kLanes) {
-    v = folded<Width * 2>(v);
-    return v + rotated<Width>(v);
-  } else {
-    return v;
+// Adds the lanes of `a` and of `b` in pairs, D apart; the sums of a and of b alternate in runs of D lanes. Pairs within
+// 128 bits, which are added first, take the cheaper shuffles.
+template <int D>
+TW_INLINE vf pairs_added(vf a, vf b) {
+  vi low = {}, high = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    const int half = i % (kLanes / 2);
+    low[i] = D < 4 ? i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes : half / 4 * 8 + half % 4 + i / (kLanes / 2) * kLanes;
+    high[i] = low[i] + (D < 4 ? 2 : 4);
+  }
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+// Adds lanes in every vector that earlier rounds did not merge: vectors D apart become one, vectors without a partner
+// fold alone.
+template <int D, int Active, int N>
+TW_INLINE void add_pairs(vf (&v)[N]) {
+  if constexpr (D < kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+      if ((i & ~Active) == 0 && (D >= N || (i & D) == 0)) v[i] = pairs_added<D>(v[i], v[D < N ? i + D : i]);
+    }
   }
 }
 
 // Sums the lanes of each of N vectors (N a power of two up to kLanes) into the first N lanes of one vector.
 // Interleaving and adding two vectors halves their number and keeps every lane busy: a transposition with an addition
-// in every round. Adds in the order of sum_lanes.
+// in every round. The order of additions does not depend on N.
 template <int N>
 TW_INLINE vf sum_each(vf (&v)[N]) {
-#pragma GCC unroll 4
-  for (int half = N / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) v[i] = zip_low(v[i], v[i + half]) + zip_high(v[i], v[i + half]);
-  }
-  return folded<N>(v[0]);
+  add_pairs<2, ~0>(v);
+  add_pairs<1, ~2>(v);
+  add_pairs<4, ~3>(v);
+  add_pairs<8, ~7>(v);
+  return v[0];
 }
 
 constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : 16; }
@@ -107,12 +122,18 @@ struct DotArgs {
   float* c;
   int64_t c_row;
   bool outer_is_b;
+  float* copy = nullptr;              // tiles of the longer operand, a vector of each row after the other
+  int64_t copy_tile = 0;              // floats of such a tile
   vf* sums = nullptr;                 // accumulators in memory, if k is processed in several parts
   bool resume = false, more = false;  // load accumulators of an earlier part; store them for a later part
 };
 
+// What a tile does with the copy of the longer operand's rows. Rows of a copy do not share sets of L1, as rows apart by
+// a large power of two do, and are one stream for the hardware prefetcher.
+enum class Copy { none, write, read };
+
 // Adds one vector of k (or its first `lanes` lanes) to all O x I accumulators.
-template <int O, int I>
+template <int O, int I, Copy Mode>
 TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[O * I]) {
   vf vector[I];
 #pragma GCC unroll 8
@@ -122,8 +143,10 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
   }
 #pragma GCC unroll 12
   for (int o = 0; o < O; ++o) {
-    const float* at = d.outer + o * d.outer_row + p;
-    const vf v = !whole ? load_first(at, lanes) : I == 1 ? load(at) : load_once(at);
+    float* const copy = Mode == Copy::none ? nullptr : d.copy + p * O + o * kLanes;
+    const float* at = Mode == Copy::read ? copy : d.outer + o * d.outer_row + p;
+    const vf v = !whole && Mode != Copy::read ? load_first(at, lanes) : I == 1 ? load(at) : load_once(at);
+    if (Mode == Copy::write) store(copy, v);
 #pragma GCC unroll 8
     for (int i = 0; i < I; ++i) acc[o * I + i] = multiply_add(acc[o * I + i], v, vector[i]);
   }
@@ -137,7 +160,7 @@ TW_INLINE void fetch_next_rows(const DotArgs& d, int64_t p) {
 }
 
 // Computes O x I inner products, one vector accumulator each, for `count` consecutive tiles of O rows.
-template <int O, int I, bool Fetch = false>
+template <int O, int I, bool Fetch = false, Copy Mode = Copy::none>
 void dot_tiles(const DotArgs& args, int64_t count) {
   DotArgs d = args;
   for (; count > 0; --count) {
@@ -149,9 +172,9 @@ void dot_tiles(const DotArgs& args, int64_t count) {
     int64_t p = 0;
     for (; p + kLanes <= d.k; p += kLanes) {
       if (Fetch) fetch_next_rows<O>(d, p);
-      dot_step<O, I>(d, p, kLanes, true, acc);
+      dot_step<O, I, Mode>(d, p, kLanes, true, acc);
     }
-    if (p < d.k) dot_step<O, I>(d, p, static_cast<int>(d.k - p), false, acc);
+    if (p < d.k) dot_step<O, I, Mode>(d, p, static_cast<int>(d.k - p), false, acc);
     if (d.more) {
 #pragma GCC unroll 32
       for (int i = 0; i < O * I; ++i) d.sums[i] = acc[i];
@@ -160,27 +183,35 @@ void dot_tiles(const DotArgs& args, int64_t count) {
     }
     d.sums += O * I;
     d.outer += O * d.outer_row;
+    d.copy += d.copy_tile;
     d.c += d.outer_is_b ? O : O * d.c_row;
   }
 }
 
 using DotTile = void (*)(const DotArgs&, int64_t);
 
-template <int O, int I>
+// Copies are of tiles of kDotOuter rows. Balanced shares of the shorter operand differ by one, so that tiles one
+// narrower read them too.
+template <int O, int I, Copy Mode>
 constexpr DotTile dot_or_null() {
-  if constexpr (I <= kDotInner && O <= kDotFits[I <= kDotInner ? I : 0]) {
-    return dot_tiles<O, I>;
+  if constexpr (I > kDotInner) {
+    return nullptr;
+  } else if constexpr (Mode == Copy::none ? O <= kDotFits[I]
+                                          : O == kDotOuter[I] || O == kDotOuter[(I + 1) % (kDotInner + 1)]) {
+    return dot_tiles<O, I, false, Mode>;
   } else {
     return nullptr;
   }
 }
 
-#define TW_DOT_ROW(I)                                                                    \
-  {dot_or_null<1, I>(), dot_or_null<2, I>(),  dot_or_null<3, I>(),  dot_or_null<4, I>(), \
-   dot_or_null<5, I>(), dot_or_null<6, I>(),  dot_or_null<7, I>(),  dot_or_null<8, I>(), \
-   dot_or_null<9, I>(), dot_or_null<10, I>(), dot_or_null<11, I>(), dot_or_null<12, I>()}
-constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), TW_DOT_ROW(3),
-                                                 TW_DOT_ROW(4), TW_DOT_ROW(5), TW_DOT_ROW(6)};
+#define TW_DOT_ROW(I, M)                                                                             \
+  {dot_or_null<1, I, M>(), dot_or_null<2, I, M>(),  dot_or_null<3, I, M>(),  dot_or_null<4, I, M>(), \
+   dot_or_null<5, I, M>(), dot_or_null<6, I, M>(),  dot_or_null<7, I, M>(),  dot_or_null<8, I, M>(), \
+   dot_or_null<9, I, M>(), dot_or_null<10, I, M>(), dot_or_null<11, I, M>(), dot_or_null<12, I, M>()}
+#define TW_DOT_TABLE(M) \
+  {TW_DOT_ROW(1, M), TW_DOT_ROW(2, M), TW_DOT_ROW(3, M), TW_DOT_ROW(4, M), TW_DOT_ROW(5, M), TW_DOT_ROW(6, M)}
+constexpr DotTile kDotTiles[3][6][kDotMostOuter] = {TW_DOT_TABLE(Copy::none), TW_DOT_TABLE(Copy::write),
+                                                    TW_DOT_TABLE(Copy::read)};
 
 TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
@@ -267,14 +298,13 @@ TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
   return rows < most ? rows : most;
 }
 
-// chosen: a block of the long side has 256 KiB, a quarter or an eighth of usual L2 caches
-constexpr int64_t kDotBlockFloats = 64 << 10;
-constexpr int64_t kDotPart = 1024;      // chosen: terms of a part of k; a tile of each side (7 or 10 rows) fits L1
+constexpr int64_t kDotPart = 1024;      // chosen: most terms of a part of k; a tile of each side (7 or 10 rows) fits L1
 constexpr int64_t kDotBlockTiles = 16;  // chosen: tiles whose accumulators are kept in memory between parts of k
 
 // All inner products. The outer loop is over the longer operand, which is read once while the shorter one stays in
-// cache.
-inline void dot_products_tiled(const Gemm& g, bool from_memory) {
+// cache. `copy` has `copy_floats` floats: a block of the longer operand, which stays in L2. It is used if the shorter
+// operand has kMinCopyRows rows.
+inline void dot_products_tiled(const Gemm& g, bool from_memory, float* copy, int64_t copy_floats) {
   const bool tall = g.m > 1 && g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
   const int64_t outer_row = tall ? g.a_row : g.b_col, inner_row = tall ? g.b_col : g.a_row;
@@ -289,27 +319,34 @@ inline void dot_products_tiled(const Gemm& g, bool from_memory) {
   if (inner == 1 && g.k <= kMaxShortTerms)
     return kShortDotProducts[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
   if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dot_products_streamed(g);
-  const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
-  const int64_t part = inner <= kDotInner || g.k <= kDotPart * 3 / 2 ? g.k : kDotPart;
+  const int64_t padded = (g.k + kLanes - 1) / kLanes * kLanes;
+  const int widest = kDotOuter[share(inner, kDotInner)];
+  const bool copies = inner >= kMinCopyRows && widest * padded <= copy_floats;
+  const int most = copies ? widest : fewer_where_colliding(widest, inner == 1 ? 1 : outer_row);
+  int64_t part = g.k, block = outer;
+  if (inner > kDotInner) {
+    // Tiles of the short side, which stay in L1, pass over a block of the long side, which stays in L2.
+    const int64_t count = (g.k + kDotPart - 1) / kDotPart, fit = copy_floats / padded / most;
+    part = (padded / kLanes + count - 1) / count * kLanes;
+    block = fit < kDotBlockTiles ? fit : kDotBlockTiles;
+  }
   vf sums[kDotBlockTiles * kDotMostSums];
   for (int64_t o = 0; o < outer;) {
     const int so = outer - o >= 2 * most ? most : share(outer - o, most);
-    // Tiles of the short side, which stay in L1, pass over a block of the long side, which stays in L2.
     const int64_t whole = (outer - o) / most - (outer - o >= 2 * most);
-    const int64_t fit = kDotBlockFloats / part / most;
-    const int64_t block = inner <= kDotInner ? whole : fit < kDotBlockTiles ? fit : kDotBlockTiles;
     const int64_t count = so < most ? 1 : whole < block ? whole : block;
     const int64_t tiles = count < 1 ? 1 : count;
     for (int64_t i = 0; i < inner;) {
       const int si = share(inner - i, kDotInner);
       const bool fetch = from_memory && inner == 1 && so == kDotOuter[1];
-      const DotTile tile = fetch ? dot_tiles<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
+      const Copy mode = !copies || so < most ? Copy::none : i == 0 ? Copy::write : Copy::read;
+      const DotTile tile = fetch ? dot_tiles<kDotOuter[1], 1, true> : kDotTiles[static_cast<int>(mode)][si - 1][so - 1];
       for (int64_t p = 0; p < g.k; p += part) {
         const bool more = g.k - p > part;
-        tile(
-            {long_side + o * outer_row + p, outer_row, short_side + i * inner_row + p, inner_row, more ? part : g.k - p,
-             g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall, sums, p > 0, more},
-            tiles);
+        tile({long_side + o * outer_row + p, outer_row, short_side + i * inner_row + p, inner_row,
+              more ? part : g.k - p, g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall,
+              copies ? copy + p * most : nullptr, copies ? most * padded : 0, sums, p > 0, more},
+             tiles);
       }
       i += si;
     }
@@ -383,8 +420,8 @@ inline void row_by_strips(const Gemm& g) {
   }
 }
 
-// The floats of C, all rows together, that are updated before the next columns: half of a small L1 (16 KiB).
-constexpr int64_t kStreamedFloats = 4096;  // chosen
+// The floats of C, all rows together, that are updated before the next columns: half of L1.
+constexpr int64_t kStreamedFloats = kSmallestL1 / 2 / 4;
 
 // c[i, from:to] (+)= sum over R rows of B of a[i, p + r] * b[p + r, from:to], for M rows i. First: C is overwritten.
 template <int M, int R, bool First>

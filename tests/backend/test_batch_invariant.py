@@ -15,7 +15,20 @@ if native is None:
     pytest.skip("the compiled kernels are not built", allow_module_level=True)
 
 ROWS = 257
-WEIGHTS = [(1, 1), (1, 300), (3, 9), (5, 700), (16, 12), (33, 13), (100, 37), (127, 800), (130, 2), (300, 64)]
+# Fewer than 64 outputs and 64 or more, sums in one part and in several.
+WEIGHTS = [
+    (1, 1),
+    (1, 300),
+    (3, 9),
+    (5, 700),
+    (16, 12),
+    (33, 13),
+    (66, 2100),
+    (100, 37),
+    (127, 800),
+    (130, 2),
+    (300, 64),
+]
 
 
 @pytest.fixture(params=native.supported_isas())
