@@ -18,21 +18,21 @@ std::atomic<bool> invariant{false};
 // are spread over the lanes in one way; packing B for one row would take 2.6 times as long. Inner products of a few
 // terms have special cases for a single row, so they use the first order.
 void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
-  constexpr int64_t kDepth = 512;    // chosen: insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
-  constexpr int64_t kWideRow = 128;  // chosen: narrower rows are computed by tiles
+  constexpr int64_t kDepth = 512;  // chosen: insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
   if (g.b_col != 1 && g.b_row == 1 && g.k > std::max<int64_t>(kShortestSum, active_gemm().lanes)) {
     config->path = ProductPath::dot_products;
     return;
   }
   config->path = ProductPath::tiled;
+  cheapest_tile(g, threads, &config->tile);
+  ProductConfig few_rows = *config;
+  few_rows.path = g.m == 1 ? ProductPath::row_streamed : ProductPath::small_m;
   if (g.k <= kShortestSum) {
     config->path = ProductPath::small_k;
-  } else if (g.b_col == 1 && g.m == 1 && g.n >= kWideRow) {
-    config->path = ProductPath::row_streamed;
-  } else if (g.b_col == 1 && g.m > 1 && g.m <= kMostSmallRows) {
-    config->path = ProductPath::small_m;
+  } else if (path_feasible(few_rows.path, g) &&
+             predicted_time(g, few_rows, threads) < predicted_time(g, *config, threads)) {
+    config->path = few_rows.path;
   }
-  if (config->path == ProductPath::tiled) cheapest_tile(g, threads, &config->tile);
   const int64_t blocks = g.k <= kDepth * 3 / 2 ? 1 : ceil_div(g.k, kDepth);
   config->tile.kc = ceil_div(g.k, blocks);
 }

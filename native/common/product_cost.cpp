@@ -4,6 +4,7 @@
 
 #include "common/machine.h"
 #include "common/product_terms.h"
+#include "common/thread_pool.h"
 
 namespace tw {
 namespace {
@@ -86,8 +87,9 @@ void count_tile(const Problem& p, const GemmTile& t, Sink& sink) {
     const double share = static_cast<double>(std::min<int64_t>(p.threads, ceil_div(p.n, t.nr)));
     const double vectors = shared ? k * static_cast<double>(p.n) / p.lanes / share : b_vectors;
     if (p.transposed_b) {  // in square blocks, the last of each depth padded
-      sink.add(Term::pack_b_transposed,
-               vectors * static_cast<double>(round_up(depth, lanes)) / static_cast<double>(depth));
+      const double blocks = vectors / static_cast<double>(depth);
+      sink.add(Term::pack_b_transposed, blocks * static_cast<double>(round_up(depth, lanes)));
+      if (depth % lanes != 0) sink.add(Term::pack_b_part, blocks);
     } else {
       sink.add(Term::pack_b, vectors);
     }
@@ -377,6 +379,7 @@ void count_small_m(const Gemm& g, bool interleaved, Sink& sink) {
            rows * as_double(interleaved ? vectors : strips));
   count_reads(Term::small_m_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
   if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::small_m_page, steps);
+  if (g.b_row * 4 % 4096 == 0) sink.add(Term::small_m_set, steps);
 }
 
 // Counts the terms of the time of the path row_streamed (rows of B are scaled and added in memory order).
@@ -406,7 +409,7 @@ void count_split(const Gemm& g, Sink& sink) {
 template <class Sink>
 void count_short(const Gemm& g, Sink& sink) {
   const int64_t vectors = vectors_of(g.n), most = std::clamp<int64_t>((accumulators() > 16 ? 24 : 12) / g.k, 1, 4);
-  const int64_t strips = ceil_div(vectors, most), block = std::max<int64_t>(8192 / g.n, 8);
+  const int64_t strips = ceil_div(vectors, most), block = std::max<int64_t>(kSmallestL1 / 4 / g.n, 8);
   sink.add(Term::short_call, 1);
   sink.add(Term::short_multiply, as_double(g.m * vectors * g.k) / 2);
   sink.add(Term::short_store, as_double(g.m * vectors));
@@ -524,9 +527,7 @@ int64_t last_columns_of(const Gemm& g) {
   return g.n > last_columns && (g.a_col == 1 || g.a_row == 1) ? last_columns : 0;
 }
 
-bool worth_threads(int64_t multiply_adds) {
-  return multiply_adds >= 1 << 20;  // waking a thread takes some microseconds
-}
+bool worth_threads(int64_t multiply_adds) { return multiply_adds >= kWakeMultiplyAdds; }
 
 void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config) {
   config->path = ProductPath::tiled;
@@ -577,6 +578,8 @@ void cheapest_config(const Gemm& g, int threads, ProductConfig* config) {
     cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->last_columns), threads, &config->tile);
   }
 }
+
+double predicted_time(const Gemm& g, const ProductConfig& config, int threads) { return cost_of(g, config, threads); }
 
 void count_terms(const Gemm& g, const ProductConfig& config, int threads, double* counts) {
   CostCounts sink{counts};

@@ -27,6 +27,9 @@ void choose_grid(const Gemm& g, int threads, GemmTile* tile);
 // Returns whether a second thread saves more than waking it costs.
 bool worth_threads(int64_t multiply_adds);
 
+// Returns the predicted time of a configuration, in arbitrary units.
+double predicted_time(const Gemm& g, const ProductConfig& config, int threads);
+
 // Adds the operations of the busiest thread to `counts`, which has an entry for each of the kCostTerms terms.
 void count_terms(const Gemm& g, const ProductConfig& config, int threads, double* counts);
 
