@@ -54,7 +54,7 @@ APART = {
     "learn/notebook.py:hints": _SHIPPED,
     "profile/timing/processes.py:_run_child": _OWN,
     "tune/choose/calibrate.py:built_in_problems": _SHIPPED,
-    "tune/measure/confirm.py:SecondProcess._ask": _OWN,
+    "tune/measure/confirm.py:OtherProcesses._ask": _OWN,
     "tune/measure/confirm.py:serve": _OWN,
     "tune/measure/cpu/device.py:serve": _OWN,
     "tune/workloads/__init__.py:built_in_kernels": _SHIPPED,

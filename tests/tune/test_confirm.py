@@ -12,7 +12,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.measure import TrialResult
-from tilewise.tune.measure.confirm import SETS, ConfirmedGain, SecondProcess, _gain_of_sets, gain_of
+from tilewise.tune.measure.confirm import SETS, ConfirmedGain, OtherProcesses, _gain_of_sets, gain_of
 
 PROBLEM = Problem.of("product", m=64, n=64)
 CONFIGS = [Config.of(block=2**i) for i in range(3, 8)]
@@ -74,19 +74,19 @@ def test_the_estimate_is_the_middle_of_the_log_ratios():
 
 
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
-def test_a_second_process_confirms_and_is_replaced_if_it_ends():
+def test_other_processes_confirm_and_are_replaced_if_they_end():
     from tilewise.tune.families.cpu.family import get_family
 
     family = get_family("matmul")
     problem = family.problem({"family": "matmul", "m": 24, "n": 32, "k": 16})
     default, other = family.configs(problem)[:2]
-    second = SecondProcess()
+    others = OtherProcesses()
     try:
         for _ in range(2):
-            gain = second.confirm(problem, default, other, seed=1)
+            gain = others.confirm(problem, default, other, seed=1)
             assert 0 < gain.low <= gain.ratio <= gain.high < math.inf
-            second.stop()
+            others.stop()
         with pytest.raises(ConfigurationError, match="no CPU kernel family"):  # it fails there, then here
-            second.confirm(Problem.of("unknown", m=1, threads=1), default, other, seed=1)
+            others.confirm(Problem.of("unknown", m=1, threads=1), default, other, seed=1)
     finally:
-        second.stop()
+        others.stop()

@@ -3,7 +3,7 @@
 The built-in list has one kernel for each regime of the analytical default: products from a few rows to matrices larger
 than the caches, some with leading dimensions that cause cache conflicts; convolutions of the first, middle and last
 layers of a network; integer products. Each is tuned as by `tilewise tune`, with one thread and with all. A choice is
-kept only if it wins again in a second process, on other operands (`measure/confirm.py`).
+kept only if it wins again in other processes, on other operands (`measure/confirm.py`).
 
 Choices are stored in a separate folder and used for shapes that the tuner itself has not tuned. They are written one at
 a time, so a run that was stopped, killed or ran out of disk space continues where it ended.

@@ -31,7 +31,7 @@ from tilewise.tune.families.cpu.family import Array, get_family, is_right, produ
 from tilewise.tune.families.cpu.matmul import Matmul, near_products
 from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure import Trial, TrialResult
-from tilewise.tune.measure.confirm import ConfirmedGain, SecondProcess
+from tilewise.tune.measure.confirm import ConfirmedGain, OtherProcesses
 from tilewise.tune.measure.cpu.clock import describe, nanoseconds, one_run, running_on
 from tilewise.tune.measure.device import TuningDevice
 
@@ -49,7 +49,7 @@ class CpuDevice(TuningDevice):
     def __init__(self, limit_s: float | None = None) -> None:
         super().__init__("cpu", describe(), COLLECTION)
         self.limit_s = limit_s
-        self._second_process = SecondProcess()
+        self._other_processes = OtherProcesses()
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
         """Complete a problem as the framework would run it.
@@ -118,8 +118,8 @@ class CpuDevice(TuningDevice):
             yield WorkerTrial(worker, problem, default, self.limit_s)
 
     def confirm(self, problem: Problem, config: Config) -> ConfirmedGain:
-        """Compare a configuration with the default again, in a second process."""
-        return self._second_process.confirm(problem, self.default(problem), config, self.confirmation_seed)
+        """Compare a configuration with the default again, in other processes."""
+        return self._other_processes.confirm(problem, self.default(problem), config, self.confirmation_seed)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """Time every configuration in three rounds; return the minimum ns of each, and the total seconds."""
