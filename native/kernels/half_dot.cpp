@@ -11,9 +11,9 @@ namespace TW_ISA {
 namespace {
 
 constexpr int kLineWeights = 32;       // hardware: weights of a cache line
-constexpr int64_t kFetchAhead = 4096;  // chosen: weights (Zen 5: with 2048 or 8192 up to 10 % slower)
-// Outputs and rows of a register tile with two chains each; an odd number, since rows 4 KiB apart collide in the cache.
-constexpr int kOutputs = 3, kTileRows = kLanes == 16 ? 4 : 2;
+constexpr int64_t kFetchAhead = 4096;  // hardware: weights of two 4-KiB pages (Zen 5: one or four are 10 % slower)
+// Rows of weights that are 4 KiB apart collide in the cache, so a tile has an odd number of them.
+constexpr int kOutputs = 3, kTileRows = kLanes == 16 ? 4 : 2;  // definition: a register tile with two chains each
 constexpr int kStripRows = kMaxRows[2];  // with two vectors of outputs, a tile of this height fills the registers
 constexpr int kPanel = 2 * kLanes;       // outputs of a panel
 constexpr int64_t kPanelWords = 512;     // chosen: words of K; a panel takes 64 KiB of the L2 cache, a strip 28 KiB
