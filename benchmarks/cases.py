@@ -38,6 +38,7 @@ ROWS: Mapping[str, tuple[str, str]] = {
     "sparse": ("Sparse layers, 70 and 90 % zeros", "sparse"),
     "tokens": ("GPT, next token", "llama_cpp decode"),
     "prompts": ("GPT, prompt of 256 tokens", "llama_cpp prefill"),
+    "gguf": ("GGUF files, tokens and prompts", "gguf_models smollm --kinds F16 Q8_0"),
     "training": ("Training steps and single operators", "train_step --threads 1 --budget 2"),
 }
 
@@ -77,6 +78,8 @@ LINES = (  # a case belongs to the first line that matches
     Line("sparse", "Sparse linear layers", "sparse"),
     Line("tokens", "GPT: next token", "decode|llama_cpp|ctranslate2", "next token", ("llama.cpp",)),
     Line("prompts", "GPT: prompt of 256", "llama_cpp|ctranslate2", "prompt of 256", ("llama.cpp", "ctranslate2")),
+    Line("gguf", "GGUF models: tokens", "gguf_models", "a token|sequences", ("llama.cpp",)),
+    Line("gguf", "GGUF models: prompts", "gguf_models", "", ("llama.cpp",)),
     Line("training", "GPT: forward pass", "rows|train_step", "forward"),
     Line("training", "Operators: softmax, norms, GELU, attention, gradients, AdamW", "rows"),
     Line("training", "Graph networks of the cost model", "costmodel"),
@@ -97,7 +100,7 @@ SOURCES = (
     ("gemm|tuning", r"gemm|gemv|matmul|product_"),
     ("int8", r"int8|int16|integer_layer|graph/|ops/"),
     ("sparse", r"sparse"),
-    ("decode|llama_cpp|ctranslate2", r"decoder|block_|half_dot|int8_dot|kv_attention|rope_rmsnorm|gemv|gemm"),
+    ("decode|llama_cpp|ctranslate2|gguf", r"decoder|block_|half_dot|int8_dot|kv_attention|rope_rmsnorm|gemv|gemm"),
     ("rows", r"norm|softmax|attention|elementwise|row_|activation|gemm|matmul"),
     ("costmodel", r"sage|ranker"),
     ("", r"kernels/|graph/|ops/|convolution|matmul|product_|int8|int16|integer_layer|row_ops|attention_ops"),

@@ -407,6 +407,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "int8 accuracy": int8_accuracy,
     "profiling": profiling_checks,
     "llama cpp speeds": llama_cpp_tables.speeds,
+    "gguf models": llama_cpp_tables.models,
     "llama cpp perplexities": llama_cpp_tables.perplexities,
     "ctranslate2 speeds": llama_cpp_tables.beside_ctranslate2,
 }

@@ -21,6 +21,19 @@ def beside_ctranslate2() -> str:
     return _speeds("ctranslate2", "CTranslate2")
 
 
+def models() -> str:
+    """Tabulate llama.cpp's time over ours on the same model files, by shape and format."""
+    kind = next(kind for kind in kinds() if rows("gguf_models", kind=kind))
+    timings = rows("gguf_models", kind=kind)
+    ratios = {(row["name"], row["threads"]): f"{row['ratio']:.2f}" for row in timings}
+    columns = [("a token", 1), ("a token", 2), ("four sequences", 1), ("a prompt of 256", 1), ("a prompt of 256", 2)]
+    columns += [("64 tokens at 4096", 1)]
+    files = sorted({row["name"].split(", ")[0] for row in timings})
+    cells = [[file, *(ratios.get((f"{file}, {case}", threads), "") for case, threads in columns)] for file in files]
+    headings = ["file", *(case if threads == 1 else f"{case}, 2 threads" for case, threads in columns)]
+    return f"{table(headings, cells)}\n\n{kind}, measured {dates(timings)}{age_note(timings[0], 'gguf_models')}."
+
+
 def _speeds(file: str, title: str) -> str:
     cells, ratios = [], []
     for kind in kinds():
