@@ -32,7 +32,7 @@ def test_right_answers_are_solved_and_wrong_ones_are_told_why(tmp_path: Path) ->
     answers(tmp_path, SOLUTION)
     must_be_solved("profiling", "percentile", tmp_path)
     answers(tmp_path, WRONG)
-    with pytest.raises(AssertionError, match="it is wrong only for q = 50"):
+    with pytest.raises(AssertionError, match="interpolate between its two neighbours"):
         must_be_solved("profiling", "percentile", tmp_path)
 
 
