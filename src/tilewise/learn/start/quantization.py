@@ -4,7 +4,8 @@
 def affine(low, high):
     """Choose scale and zero point for uint8 numbers q, where value = (q - zero_point) * scale.
 
-    Return (scale, zero_point). The range of values must contain `low`, `high` and zero.
+    Return (scale, zero_point). The 255 steps from q = 0 to q = 255 span the range from `low` to `high`, widened to
+    contain zero. The zero point is rounded to an integer, which may shift this range by half a step.
     """
     raise NotImplementedError
 
