@@ -187,6 +187,8 @@ def _same_numbers(a: Array, b: Array) -> bool:
 
 # --- from a model ---
 
+_WINDOWS = ("conv", "max_pool", "avg_pool")  # kinds of ops whose stride may round sizes
+
 
 def larger_images(x: Array) -> Array:
     """Return images twice as high and wide; inputs without height and width stay as they are."""
@@ -230,6 +232,14 @@ def _generalize(graph: FloatGraph, lowering: Lowering, model: Module, example: A
         for number, node in nodes.items():
             ops[number].node = node
         graph.any_size = _deep_equal(*({n: _contents(op) for n, op in ops.items()} for ops in (twins, larger)))
+        graph.any_size = graph.any_size and not any(_hides_size(number, twins, larger) for number in twins)
+
+
+def _hides_size(number: int, ops: dict[int, Op], larger: dict[int, Op]) -> bool:
+    """Tell whether a window gives equal sizes for two sizes of its input: what follows would show none of its own."""
+    op, source = ops[number], ops[number].inputs[0]
+    has_one_input_size = source in ops and ops[source].shape[2:] == larger[source].shape[2:]
+    return op.kind in _WINDOWS and not has_one_input_size and op.shape[2:] == larger[number].shape[2:]
 
 
 def _contents(op: Op) -> tuple[Any, ...]:
