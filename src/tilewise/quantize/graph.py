@@ -236,7 +236,7 @@ def _generalize(graph: FloatGraph, lowering: Lowering, model: Module, example: A
 
 
 def _hides_size(number: int, ops: dict[int, Op], larger: dict[int, Op]) -> bool:
-    """Tell whether a window gives equal sizes for two sizes of its input: what follows would show none of its own."""
+    """Tell whether two input sizes give a window the same output size, so that later ops do not reveal them."""
     op, source = ops[number], ops[number].inputs[0]
     has_one_input_size = source in ops and ops[source].shape[2:] == larger[source].shape[2:]
     return op.kind in _WINDOWS and not has_one_input_size and op.shape[2:] == larger[number].shape[2:]

@@ -54,7 +54,7 @@ class MachineWork:
     counts: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     def executed(self, kind: str, trips: float) -> float:
-        """Return how often a thread executes instructions of a kind if the innermost loops make so many iterations."""
+        """Return how often a thread executes instructions of a kind, given the iterations of the innermost loops."""
         innermost, outer, outside = self.counts.get(kind, (0.0, 0.0, 0.0))
         # The iterations of outer loops are unknown: take the square root of all.
         return innermost * trips + outer * math.sqrt(trips) + outside

@@ -205,7 +205,7 @@ def _kernel_product(
 
 
 def _aligned(tensor: Any) -> Any:
-    """Return a copy of a tensor with the same strides, in memory of its own, which PyTorch aligns."""
+    """Copy a tensor, with its strides, into new memory, which PyTorch aligns."""
     return None if tensor is None else tensor.clone()
 
 

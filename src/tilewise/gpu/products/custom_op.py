@@ -35,7 +35,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-    """Return the gradients of the arguments, given that of the result; those that are no tensors have None."""
+    """Return the gradients of the arguments from that of the result; None for arguments that are not tensors."""
     a, b, *for_activation = ctx.saved_tensors
     if ctx.activation == "relu":
         gradient = gradient * (for_activation[0] > 0)
